@@ -1,0 +1,27 @@
+"""Find the language-model deployment that meets your service levels, without touching a GPU.
+
+`import sieve` loads nothing heavy; `sieve.run` imports what it needs when it is first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+__all__ = ["SieveError", "__version__", "run"]
+
+if TYPE_CHECKING:
+    from sieve.api import run
+    from sieve.errors import SieveError
+
+
+def __getattr__(name: str) -> Any:
+    if name == "run":
+        from sieve.api import run
+
+        return run
+    if name == "SieveError":
+        from sieve.errors import SieveError
+
+        return SieveError
+    raise AttributeError(f"module 'sieve' has no attribute {name!r}")

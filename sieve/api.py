@@ -1,0 +1,338 @@
+"""`sieve.run`: from a spec to a result, as a function."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from sieve import __version__
+from sieve.catalog.architecture import EngineProfile, Gpu, ModelArchitecture
+from sieve.catalog.engines import load_engine
+from sieve.catalog.models import inline_model, load_model
+from sieve.context import Assumption, RunContext
+from sieve.errors import InvalidInput, NotYetError
+from sieve.grid import Grid, expand, require_prices
+from sieve.parallel import make_executor
+from sieve.perf.cache import StepTables
+from sieve.perf.capacity import workload_of
+from sieve.pipeline import (
+    EXIT_CODES,
+    Outcome,
+    answer_of,
+    candidates_table,
+    misses_of,
+    ranking_rows,
+    run_stages,
+)
+from sieve.ranking.objective import metrics_of, needs_price
+from sieve.report.html import render_report
+from sieve.results import SCHEMA_VERSION, RunFolder, clean, to_json
+from sieve.spec import ResolvedSpec, load_spec
+from sieve.traces import load_traffic
+from stages import STAGES
+
+
+DEFAULT_OUT = Path()
+"""As `out`: a folder below `reports/runs` named after the spec and the time."""
+
+REQUEST_STEPS_PER_S = 15e6
+"""Speed of the replay on one core, for the estimate of a dry run."""
+
+
+@dataclass(eq=False)
+class RunResult:
+    """The result of a run.
+
+    Attributes:
+        data: the content of `result.json`.
+        candidates: one row per candidate of the grid, with the stage that rejected it.
+        simulations: one row per replayed candidate and load level.
+        files: further text files by path below the run folder.
+        folder: where it was written, None if it was not.
+    """
+
+    data: dict[str, Any]
+    candidates: pl.DataFrame
+    simulations: pl.DataFrame
+    files: dict[str, str] = field(default_factory=dict)
+    folder: Path | None = None
+
+    @property
+    def answer(self) -> dict[str, Any]:
+        """The answer: status, winners, tie group, what would settle it."""
+        answer: dict[str, Any] = self.data["answer"]
+        return answer
+
+    @property
+    def ranking(self) -> pl.DataFrame:
+        """The ranking as a frame: axes, verdict, and each metric with `_low` and `_high`."""
+        rows = []
+        for entry in self.data["ranking"]:
+            row: dict[str, Any] = {}
+            for name, value in entry.items():
+                if name == "evidence_shares":
+                    row |= {f"evidence_share_{k}": v for k, v in value.items()}
+                elif isinstance(value, dict):
+                    row |= {f"{name}_{end}": value[end] for end in ("low", "mid", "high")}
+                else:
+                    row[name] = value
+            rows.append(row)
+        return pl.DataFrame(rows, infer_schema_length=None)
+
+    @property
+    def exit_code(self) -> int:
+        """The command line's exit code; 0 when stages were left out."""
+        return EXIT_CODES.get(self.answer["status"], 0)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the run folder and return its path."""
+        target = RunFolder(Path(folder))
+        self._write(target)
+        target.close()
+        return target.path
+
+    def _write(self, target: RunFolder) -> None:
+        target.write_frame("candidates.parquet", self.candidates)
+        target.write_frame("simulations.parquet", self.simulations)
+        for name, text in self.files.items():
+            target.write_text(name, text)
+        target.write_text(
+            "report.html", render_report(self.data, self.candidates, self.simulations)
+        )
+        target.write_text("result.json", to_json(self.data))
+        self.folder = target.path
+
+    def _repr_html_(self) -> str:
+        return self.ranking._repr_html_()
+
+
+def run(
+    spec: str | Path | Mapping[str, Any],
+    *,
+    out: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    stop_after: int = len(STAGES),
+    executor: str = "auto",
+    ray_address: str | None = None,
+    exhaustive: bool = False,
+    on_stage: Callable[[Mapping[str, Any]], None] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> RunResult:
+    """Run the sieve over a spec and return its result.
+
+    Args:
+        spec: path of a run spec, or the spec as a mapping.
+        out: run folder to write; nothing is written when None, and `DEFAULT_OUT` names one.
+        overrides: `dotted.key=value` texts.
+        stop_after: number of the last stage to run.
+        executor: `auto`, `local` or `ray`.
+        ray_address: address of a Ray cluster.
+        exhaustive: replay every candidate that survives to stage 4.
+        on_stage: called with each stage's record.
+        progress: called with (done, total) replays.
+
+    Raises:
+        SieveError: any fault of the input; see `sieve.errors`.
+    """
+    started = time.perf_counter()
+    if not 1 <= stop_after <= len(STAGES):
+        raise InvalidInput(f"found --stop-after {stop_after}; stages are 1 to {len(STAGES)}")
+    fan_out = make_executor(executor, ray_address)
+    resolved = load_spec(spec, overrides=overrides)
+    context, grid = prepare(resolved, fan_out, exhaustive=exhaustive, progress=progress)
+    if out == DEFAULT_OUT:
+        out = default_folder(resolved.run.name)
+    target = RunFolder(Path(out)) if out is not None else None
+
+    def note(record: Mapping[str, Any]) -> None:
+        if target is not None:
+            target.event("stage", **record)
+        if on_stage is not None:
+            on_stage(record)
+
+    if target is not None:
+        target.event("start", name=resolved.run.name, num_candidates=len(grid.candidates))
+    try:
+        outcome = run_stages(grid.candidates, context, stop_after=stop_after, on_stage=note)
+        result = _result(grid, context, outcome)
+        result.data["elapsed_s"] = time.perf_counter() - started
+        if target is not None:
+            result._write(target)
+            target.event("end", status=result.answer["status"])
+    finally:
+        if target is not None:
+            target.close()
+    return result
+
+
+def dry_run(
+    spec: str | Path | Mapping[str, Any],
+    *,
+    overrides: Sequence[str] = (),
+    exhaustive: bool = False,
+) -> dict[str, Any]:
+    """Return what a run would do: stage counts, replays, and a rough time on this machine.
+
+    Raises:
+        SieveError: any fault of the input.
+    """
+    resolved = load_spec(spec, overrides=overrides)
+    fan_out = make_executor("local")
+    context, grid = prepare(resolved, fan_out, exhaustive=exhaustive)
+    outcome = run_stages(grid.candidates, context, stop_after=4)
+    replays = len(outcome.ranked) * len(resolved.run.traffic.levels)
+    steps = replays * int(context.requests.output_tokens.sum())
+    return {
+        "num_candidates": len(grid.candidates),
+        "stages": outcome.stages,
+        "num_replays": replays,
+        "estimated_s": steps / REQUEST_STEPS_PER_S / fan_out.workers,
+    }
+
+
+def prepare(
+    spec: ResolvedSpec,
+    fan_out: Any,
+    *,
+    exhaustive: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[RunContext, Grid]:
+    """Return the context and the candidates of a resolved spec; all look-ups happen here."""
+    _refuse_not_yet(spec)
+    objective = metrics_of(spec.run.rank.objective, spec.source)
+    model = (
+        load_model(spec.model, base_dir=spec.base_dir)
+        if isinstance(spec.model, str)
+        else inline_model(spec.model)
+    )
+    engine = load_engine(spec.engine)
+    grid = expand(spec, model, engine)
+    if needs_price(list(objective)):
+        require_prices(grid.gpus)
+    requests = load_traffic(spec.run.traffic, seed=spec.run.seed, base_dir=spec.base_dir)
+    workload = workload_of(requests)
+    frame = grid.candidates
+    tables = StepTables(
+        model=model,
+        engine=engine,
+        gpus=grid.gpus,
+        max_num_batched_tokens=_largest(frame, "max_num_batched_tokens"),
+        max_num_seqs=_largest(frame, "max_num_seqs"),
+        max_context=workload.longest,
+        gpus_per_node=spec.fleet.gpus_per_node or 8,
+    )
+    context = RunContext(
+        spec=spec,
+        model=model,
+        engine=engine,
+        gpus=grid.gpus,
+        requests=requests,
+        workload=workload,
+        slos=spec.slos,
+        tables=tables,
+        executor=fan_out,
+        options=grid.options,
+        exhaustive=exhaustive,
+        progress=progress,
+    )
+    return context, grid
+
+
+def _largest(frame: pl.DataFrame, column: str) -> int:
+    return int(np.max(frame[column].to_numpy()))
+
+
+def _refuse_not_yet(spec: ResolvedSpec) -> None:
+    if spec.run.batch_sizing == "slim":
+        raise NotYetError("batch_sizing: slim is not yet in this version; use ledger")
+    if spec.fleet.routing != "round_robin":
+        raise NotYetError(
+            f"fleet.routing: {spec.fleet.routing} is not yet in this version; use round_robin"
+        )
+
+
+def _result(grid: Grid, context: RunContext, outcome: Outcome) -> RunResult:
+    data = {
+        "schema_version": SCHEMA_VERSION,
+        "sieve_version": __version__,
+        "spec": context.spec.to_json(),
+        "inputs": _inputs(context),
+        "assumptions": [asdict(a) for a in _assumptions(context)],
+        "stages": outcome.stages,
+        "answer": answer_of(outcome, context),
+        "ranking": ranking_rows(outcome),
+        "nearest_misses": misses_of(outcome, context),
+        "elapsed_s": 0.0,
+    }
+    simulations = outcome.simulations
+    return RunResult(
+        data=clean(data),
+        candidates=candidates_table(grid.candidates, outcome),
+        simulations=simulations if simulations is not None else pl.DataFrame(),
+        files=dict(outcome.files),
+    )
+
+
+def _digest(facts: Any) -> str:
+    text = json.dumps(clean(asdict(facts)), sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _inputs(context: RunContext) -> list[dict[str, str]]:
+    facts: list[tuple[str, ModelArchitecture | EngineProfile | Gpu]] = [
+        (f"model:{context.model.name}", context.model),
+        (f"engine:{context.engine.name}", context.engine),
+        *((f"gpu:{name}", gpu) for name, gpu in context.gpus.items()),
+    ]
+    rows = [{"name": name, "sha256": _digest(fact)} for name, fact in facts]
+    return [
+        {"name": f"traffic:{context.requests.source}", "sha256": context.requests.sha256},
+        *rows,
+    ]
+
+
+def _assumptions(context: RunContext) -> list[Assumption]:
+    out = [Assumption("traffic", note) for note in context.requests.notes]
+    out += [Assumption(f"model {context.model.name}", text) for text in context.model.assumed]
+    if not context.model.verified:
+        source = context.model.source
+        out.append(Assumption(f"model {context.model.name}", "facts not verified", source))
+    for name, gpu in context.gpus.items():
+        out += [Assumption(f"GPU {name}", text) for text in gpu.assumed]
+        if gpu.price_note:
+            price = f"{gpu.usd_per_gpu_hour:g} USD per GPU-hour: {gpu.price_note}"
+            out.append(Assumption(f"GPU {name}", price))
+    out += [Assumption(f"engine {context.engine.requested}", text) for text in context.engine.notes]
+    out += [Assumption("step time", text) for text in context.tables.notes()]
+    out.append(
+        Assumption(
+            "intervals",
+            "uncalibrated defaults: log-normal model error by metric and evidence class, one-sided "
+            f"confidence {context.spec.run.rank.confidence:g}; traffic noise is not in them",
+        )
+    )
+    charged = context.spec.run.load_bytes
+    out.append(Assumption("memory", f"stage 2 charges weights at their {charged} bytes"))
+    offered = context.workload.offered_tokens_per_s
+    if offered is not None:
+        text = f"the traffic asks for {offered:,.0f} output tokens/s at level 1.0"
+        limits = [s.limit for s in context.slos.limits if s.metric == "output_tokens_per_s"]
+        if limits and offered < max(limits):
+            text += f", so no deployment can reach the objective of {max(limits):,.0f}"
+        out.append(Assumption("traffic", text))
+    return out
+
+
+def default_folder(name: str) -> Path:
+    """Return `reports/runs/<name>-<utc time>` below the current folder."""
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    return Path("reports") / "runs" / f"{name}-{stamp}"

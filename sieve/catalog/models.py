@@ -1,0 +1,238 @@
+"""Look up a model by catalogue name, alias or config file; `inline_model` reads inline facts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from sieve.catalog.architecture import ModelArchitecture
+from sieve.catalog.hf_config import architecture_from_config
+from sieve.catalog.hf_features import unhandled_features
+from sieve.catalog.hf_fields import architecture_name
+from sieve.catalog.hf_precision import checkpoint_dtype
+from sieve.catalog.inline_models import inline_model
+from sieve.catalog.model_names import alias_note, distance, same_maker, taken_apart
+from sieve.catalog.names import listed, nearest_names
+from sieve.errors import CatalogError, NotYetError
+from sieve.resources import package_data
+
+__all__ = ["ModelEntry", "inline_model", "list_models", "load_model"]
+
+
+_YAML_LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_MAX_CONFIG_BYTES: Final = 10_000_000
+_MAX_NAME: Final = 200  # shorter than what any file system refuses
+# Published totals are often rounded to a whole billion; a difference up to this stays unmentioned.
+_ROUNDING_SHARE: Final = 0.02
+
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """One line of the catalogue.
+
+    Attributes:
+        name: catalogue name.
+        architecture: Hugging Face class, "" if the config names none.
+        params: all parameters: counted from the shapes, or as published for unhandled models.
+        active_params: parameters that one token visits; None when not published.
+        checkpoint_dtype: precision of the published weights, "mixed" if there are several.
+        max_position_embeddings: context limit in tokens, None when unknown.
+        verified: the shapes were read from a config of this model.
+        handled: this version can size the model.
+        reason: why it cannot, "" if it can.
+    """
+
+    name: str
+    architecture: str
+    params: float
+    active_params: float | None
+    checkpoint_dtype: str
+    max_position_embeddings: int | None
+    verified: bool
+    handled: bool
+    reason: str = ""
+
+
+def load_model(name: str, *, base_dir: Path | None = None) -> ModelArchitecture:
+    """Return the architecture of a catalogue name, an alias, or a path to a `config.json`.
+
+    Args:
+        name: `org/name`, a shorter or longer spelling of it, or a path of a config or its folder.
+        base_dir: where relative paths start; the working folder by default.
+
+    Raises:
+        CatalogError: no such model (with the nearest names), or an unreadable config.
+        NotYetError: the model is known but its attention is not handled.
+    """
+    if not name.strip():
+        raise CatalogError(
+            "the model name is empty; give a catalogue name or a path to config.json"
+        )
+    if name in _catalogue():
+        return _from_catalogue(name)
+    path = _config_path(name, base_dir)
+    if path is not None:
+        return _from_file(name, path)
+    return _from_alias(name)
+
+
+def list_models() -> list[ModelEntry]:
+    """Return every model of the catalogue, in order of its name, handled or not."""
+    return [_entry(name) for name in _catalogue()]
+
+
+def _entry(name: str) -> ModelEntry:
+    document = _document(name)
+    config = document["config"]
+    try:
+        arch = _from_catalogue(name)
+    except NotYetError:
+        text = config.get("text_config") or config
+        dtype = taken_apart(name).dtype or checkpoint_dtype(config)[0]
+        return ModelEntry(
+            name=name,
+            architecture=architecture_name(config),
+            params=float(document["params_total"]),
+            active_params=_optional_float(document["params_active"]),
+            checkpoint_dtype=dtype,
+            max_position_embeddings=text.get("max_position_embeddings"),
+            verified=document["verified"],
+            handled=False,
+            reason=", ".join(unhandled_features(config)),
+        )
+    return ModelEntry(
+        name=name,
+        architecture=arch.architecture,
+        params=arch.params,
+        active_params=arch.active_params,
+        checkpoint_dtype=arch.checkpoint_dtype,
+        max_position_embeddings=arch.max_position_embeddings,
+        verified=arch.verified,
+        handled=True,
+    )
+
+
+def _optional_float(value: float | None) -> float | None:
+    return None if value is None else float(value)
+
+
+@lru_cache(maxsize=1)
+def _catalogue() -> dict[str, Path]:
+    """Return catalogue name -> file; the names are the files' own."""
+    folder = package_data("catalog", "data", "models")
+    files = sorted(folder.glob("*.yaml"), key=lambda path: path.name.lower())
+    return {path.stem.replace("__", "/", 1): path for path in files}
+
+
+def _document(name: str) -> dict[str, Any]:
+    path = _catalogue()[name]
+    document: dict[str, Any] = yaml.load(path.read_text(encoding="utf-8"), Loader=_YAML_LOADER)
+    return document
+
+
+@lru_cache(maxsize=256)
+def _from_catalogue(name: str) -> ModelArchitecture:
+    """Return a model of the catalogue; its parameters are counted from the shapes."""
+    document = _document(name)
+    arch = architecture_from_config(
+        document["config"],
+        name=name,
+        source=document["source"],
+        verified=document["verified"],
+    )
+    notes = list(arch.assumed)
+    if not arch.verified:
+        notes.append(
+            f"the shapes of {name!r} are not read from a file of this model: {arch.source}"
+        )
+    published = float(document["params_total"])
+    if abs(arch.params - published) > _ROUNDING_SHARE * published:
+        notes.append(
+            f"parameters counted from the shapes ({arch.params / 1e9:.2f} billion) instead of the "
+            f"rounded total ({published / 1e9:.2f} billion)"
+        )
+    dtype = taken_apart(name).dtype
+    if dtype and dtype != arch.checkpoint_dtype:
+        notes.append(f"the name says {dtype} weights, the config names no quantisation")
+        arch = replace(arch, checkpoint_dtype=dtype)
+    return replace(arch, assumed=tuple(notes))
+
+
+def _config_path(name: str, base_dir: Path | None) -> Path | None:
+    """Return the config file that `name` points at, None if it is no path."""
+    if len(name) > _MAX_NAME or "\0" in name:
+        return None
+    path = Path(name).expanduser() if name.startswith("~/") else Path(name)
+    if base_dir is not None:
+        path = base_dir / path
+    if path.is_dir():
+        return path / "config.json"
+    if name.endswith(".json") or path.is_file():
+        return path
+    return None
+
+
+def _from_file(name: str, path: Path) -> ModelArchitecture:
+    if not path.is_file():
+        raise CatalogError(f"{path}: no such file; give a config.json or the folder that holds one")
+    try:
+        size = path.stat().st_size
+        if size > _MAX_CONFIG_BYTES:
+            raise CatalogError(
+                f"{path}: {size} bytes; a model config has at most {_MAX_CONFIG_BYTES} bytes"
+            )
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CatalogError(f"{path}: the model config cannot be read: {error}") from error
+    try:
+        config = json.loads(text, object_pairs_hook=_strict_object, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise CatalogError(f"{path}: not a JSON object: {error}") from error
+    if not isinstance(config, dict):
+        raise CatalogError(f"{path}: found a JSON {type(config).__name__}, expected an object")
+    return architecture_from_config(config, name=name, source=str(path))
+
+
+def _strict_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    out = dict(pairs)
+    if len(out) != len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = sorted({key for key in keys if keys.count(key) > 1})
+        raise ValueError(f"{listed('key', twice)} given twice")
+    return out
+
+
+def _no_constant(text: str) -> float:
+    raise ValueError(f"{text} is not a number")
+
+
+def _from_alias(name: str) -> ModelArchitecture:
+    wanted = taken_apart(name)
+    candidates = [
+        (entry, known)
+        for entry in _catalogue()
+        if (known := taken_apart(entry)).key == wanted.key and same_maker(wanted.org, known.org)
+    ]
+    if not candidates:
+        nearest = ", ".join(nearest_names(name, _catalogue()))
+        raise CatalogError(
+            f"unknown model {name!r}; nearest: {nearest}. Give a catalogue name (`sieve models`), "
+            "a path to a config.json, or inline facts"
+        )
+    entry, known = min(candidates, key=lambda pair: distance(wanted, *pair))
+    note = alias_note(name, entry, wanted, known)
+    try:
+        arch = _from_catalogue(entry)
+    except NotYetError as error:
+        raise NotYetError(f"{error} ({note})" if note else str(error)) from error
+    notes = arch.assumed + ((note,) if note else ())
+    dtype = wanted.dtype
+    if dtype and dtype != arch.checkpoint_dtype:
+        notes += (f"checkpoint precision {dtype}, from the name {name!r}",)
+        arch = replace(arch, checkpoint_dtype=dtype)
+    return replace(arch, assumed=notes)

@@ -1,0 +1,76 @@
+"""`sieve models`, `sieve gpus`, `sieve engines`: what the catalogues hold."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from sieve.cli.output import JsonFlag, print_json
+
+Name = Annotated[str | None, typer.Argument(help="Show one entry; aliases are accepted.")]
+
+
+def models(name: Name = None, as_json: JsonFlag = False) -> None:
+    """List the models of the catalogue, or show the facts of one.
+
+    Examples: `sieve models` | `sieve models qwen3-32b-fp8`
+    """
+    from sieve.catalog.models import list_models, load_model
+    from sieve.report.terminal import print_models
+
+    if name is not None:
+        _show(load_model(name), as_json)
+        return
+    entries = list_models()
+    if as_json:
+        print_json([asdict(entry) for entry in entries])
+        return
+    print_models(entries)
+
+
+def gpus(name: Name = None, as_json: JsonFlag = False) -> None:
+    """List the GPUs of the catalogue, or show the facts of one.
+
+    Examples: `sieve gpus` | `sieve gpus h100_sxm`
+    """
+    from sieve.catalog.accelerators import list_gpus, load_gpu
+    from sieve.report.terminal import print_gpus
+
+    if name is not None:
+        _show(load_gpu(name), as_json)
+        return
+    entries = list_gpus()
+    if as_json:
+        print_json([asdict(entry) for entry in entries])
+        return
+    print_gpus(entries)
+
+
+def engines(name: Name = None, as_json: JsonFlag = False) -> None:
+    """List the engine profiles, or show one.
+
+    Examples: `sieve engines` | `sieve engines vllm==0.19`
+    """
+    from sieve.catalog.engines import list_engines, load_engine
+    from sieve.report.terminal import print_engines
+
+    if name is not None:
+        _show(load_engine(name), as_json)
+        return
+    entries = list_engines()
+    if as_json:
+        print_json([asdict(entry) for entry in entries])
+        return
+    print_engines(entries)
+
+
+def _show(entry: Any, as_json: bool) -> None:
+    from sieve.report.terminal import print_facts
+
+    facts = asdict(entry)
+    if as_json:
+        print_json(facts)
+    else:
+        print_facts(facts)

@@ -1,0 +1,29 @@
+"""`sieve explain`: one candidate's life."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sieve.cli.output import JsonFlag, print_json
+
+
+def explain(
+    run: Annotated[Path, typer.Argument(help="Run folder.", metavar="RUN")],
+    candidate_id: Annotated[str, typer.Argument(help="Candidate, as in the ranking.")],
+    as_json: JsonFlag = False,
+) -> None:
+    """Tell what happened to one candidate: the rule, the two numbers, what would have to change.
+
+    Example: `sieve explain reports/runs/demo h100-sxm-80gb.tp1.pp1.ep1.r1.bf16.kv-auto.s32.b2048`
+    """
+    from sieve.report.terminal import print_life
+    from sieve.results import life_of
+
+    life = life_of(run, candidate_id)
+    if as_json:
+        print_json(life)
+    else:
+        print_life(life)

@@ -1,0 +1,96 @@
+"""`sieve run`: the main job."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sieve.cli.output import JsonFlag, print_json
+from sieve.errors import NotYetError
+
+
+def run(
+    spec: Annotated[Path, typer.Argument(help="Run spec (YAML).", metavar="SPEC")],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Run folder; default reports/runs/<name>-<time>.", metavar="DIR"),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Override a key: --set traffic.rate_per_s=20.", metavar="K=V"),
+    ] = None,
+    stop_after: Annotated[
+        int, typer.Option(help="Number of the last stage to run (1 to 7).", metavar="N")
+    ] = 7,
+    executor: Annotated[str, typer.Option(help="auto, local or ray.")] = "auto",
+    ray_address: Annotated[
+        str | None, typer.Option(help="Address of a Ray cluster.", metavar="A")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Not yet in this version.")] = False,
+    exhaustive: Annotated[
+        bool, typer.Option("--exhaustive", help="Replay every survivor, not just the shortlist.")
+    ] = False,
+    audit: Annotated[bool, typer.Option("--audit", help="Not yet in this version.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print counts and estimated time; write nothing.")
+    ] = False,
+    calibration: Annotated[
+        Path | None, typer.Option(help="Not yet in this version.", metavar="FILE")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Search the deployments of a spec: filter, size, shortlist, replay, rank, write the commands.
+
+    Exit code 0: something clears every objective; 5: only on the point estimate; 4: nothing does;
+    3: nothing fits; 2: bad input.
+
+    Examples: `sieve run examples/chat.yaml` | `sieve run spec.yaml --set fleet.max_gpus=4`
+    """
+    for flag, given in (("--resume", resume), ("--audit", audit), ("--calibration", calibration)):
+        if given:
+            raise NotYetError(f"{flag} is not yet in this version; leave it out")
+    from sieve import api
+    from sieve.report import terminal
+
+    overrides = overrides or []
+    if dry_run:
+        counts = api.dry_run(spec, overrides=overrides, exhaustive=exhaustive)
+        if as_json:
+            print_json(counts)
+        else:
+            terminal.print_dry_run(counts)
+        return
+    with _progress() as (on_stage, progress):
+        result = api.run(
+            spec,
+            out=out if out is not None else api.DEFAULT_OUT,
+            overrides=overrides,
+            stop_after=stop_after,
+            executor=executor,
+            ray_address=ray_address,
+            exhaustive=exhaustive,
+            on_stage=on_stage,
+            progress=progress,
+        )
+    if as_json:
+        print_json(result.data)
+    else:
+        terminal.print_result(result.data, result.folder)
+    raise typer.Exit(result.exit_code)
+
+
+Callbacks = tuple[Callable[[Mapping[str, Any]], None] | None, Callable[[int, int], None] | None]
+
+
+def _progress() -> AbstractContextManager[Callbacks]:
+    """Return callbacks that draw a progress bar on stderr, or nothing when it is not a terminal."""
+    if not sys.stderr.isatty():
+        return nullcontext((None, None))
+    from sieve.report.terminal import progress_bar
+
+    return progress_bar()

@@ -1,0 +1,78 @@
+"""What a run knows: resolved facts that every stage may read and none may change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from sieve.arrays import Requests
+from sieve.catalog.architecture import EngineProfile, Gpu, ModelArchitecture
+from sieve.perf.cache import StepTables
+from sieve.perf.capacity import Workload
+from sieve.spec import ResolvedSpec, SloSet
+
+
+class Executor(Protocol):
+    """Runs one function over many items, results in the order of the items."""
+
+    def map_ordered(
+        self,
+        function: Callable[[Any, Any], Any],
+        shared: Any,
+        items: Sequence[Any],
+        labels: Sequence[str],
+        on_done: Callable[[], None],
+    ) -> list[Any]:
+        """Return `[function(shared, item) for item in items]`, computed anywhere."""
+        ...
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """One thing that was assumed: about what, what, and why or from where."""
+
+    about: str
+    text: str
+    source: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class RunContext:
+    """Facts of one run.
+
+    Attributes:
+        spec: the resolved spec.
+        model, engine, gpus: looked-up facts.
+        requests: the traffic at level 1.0.
+        workload: its means.
+        slos: objectives.
+        tables: step tables by family.
+        executor: fan-out of stage 5.
+        options: option axes that appear in the candidate id.
+        exhaustive: replay every survivor.
+        progress: called with (done, total) while stage 5 runs.
+    """
+
+    spec: ResolvedSpec
+    model: ModelArchitecture
+    engine: EngineProfile
+    gpus: dict[str, Gpu]
+    requests: Requests
+    workload: Workload
+    slos: SloSet
+    tables: StepTables
+    executor: Executor
+    options: tuple[str, ...] = ()
+    exhaustive: bool = False
+    progress: Callable[[int, int], None] | None = None
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether the plain rules are followed to the letter."""
+        return self.engine.name == "reference"
+
+    @property
+    def seed(self) -> int:
+        """Seed of everything that is drawn."""
+        return self.spec.run.seed

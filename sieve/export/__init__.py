@@ -1,0 +1,1 @@
+"""What a chosen candidate is started with; one target a file."""

@@ -1,0 +1,136 @@
+"""The `vllm serve` command line of a candidate (flags of vLLM 0.33.0), and reading it back."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from sieve.errors import ExportError
+
+WRITTEN_FOR: Final = "vLLM 0.33.0"
+_VALUE_FLAGS: Final = {
+    "--tensor-parallel-size": ("tp", int),
+    "--pipeline-parallel-size": ("pp", int),
+    "--max-num-seqs": ("max_num_seqs", int),
+    "--max-num-batched-tokens": ("max_num_batched_tokens", int),
+    "--max-model-len": ("max_model_len", int),
+    "--gpu-memory-utilization": ("gpu_memory_utilization", float),
+    "--block-size": ("block_size", int),
+    "--kv-cache-dtype": ("kv_cache_dtype", str),
+}
+_SWITCHES: Final = (
+    "--enable-expert-parallel", "--enable-chunked-prefill", "--no-enable-prefix-caching",
+    "--no-async-scheduling",
+)  # fmt: skip
+_PLAIN: Final = {"bf16": "bfloat16", "fp16": "float16"}
+
+
+def serve_command(row: Mapping[str, Any], model: str, checkpoint_dtype: str) -> list[str]:
+    """Return the argument list that starts one replica of a candidate, every option spelled out.
+
+    Switches turn off what the replay does not model, so that the command is what was evaluated.
+
+    Args:
+        row: a row of the candidate frame.
+        model: hub id or path that the engine loads.
+        checkpoint_dtype: precision of the published weights.
+
+    Raises:
+        ExportError: a weight precision that no flag of the engine produces.
+    """
+    args = ["vllm", "serve", model]
+    for flag, (column, _) in _VALUE_FLAGS.items():
+        if row[column] is not None:
+            args += [flag, _text(row[column])]
+    if row["ep"] > 1:
+        args.append("--enable-expert-parallel")
+    args += _weight_flags(row["weight_dtype"], checkpoint_dtype)
+    args += ["--enable-chunked-prefill", "--no-enable-prefix-caching", "--no-async-scheduling"]
+    return [*args, "--scheduling-policy", "fcfs"]
+
+
+def _text(value: Any) -> str:
+    return repr(value) if isinstance(value, float) else str(value)
+
+
+def _weight_flags(weight_dtype: str, checkpoint_dtype: str) -> list[str]:
+    if weight_dtype in _PLAIN:
+        return ["--dtype", _PLAIN[weight_dtype]]
+    if weight_dtype == "fp8" and checkpoint_dtype != "fp8":
+        return ["--quantization", "fp8"]
+    return []
+
+
+def needs_checkpoint(weight_dtype: str, checkpoint_dtype: str) -> bool:
+    """Tell whether the candidate needs a checkpoint that is already quantised."""
+    return weight_dtype not in {*_PLAIN, "fp8", checkpoint_dtype}
+
+
+def parse_command(args: Sequence[str]) -> dict[str, Any]:
+    """Return the candidate columns that a `vllm serve` argument list sets.
+
+    Raises:
+        ExportError: not a `vllm serve` line, or a flag this module does not write.
+    """
+    if list(args[:2]) != ["vllm", "serve"] or len(args) < 3:
+        raise ExportError(f"found {shlex.join(args[:3])!r}, expected vllm serve MODEL")
+    row: dict[str, Any] = {"model": args[2], "ep": 1}
+    rest = list(args[3:])
+    while rest:
+        flag = rest.pop(0)
+        if flag in _VALUE_FLAGS:
+            column, kind = _VALUE_FLAGS[flag]
+            row[column] = kind(rest.pop(0))
+        elif flag == "--dtype":
+            dtype = rest.pop(0)
+            row["weight_dtype"] = {v: k for k, v in _PLAIN.items()}[dtype]
+        elif flag == "--quantization":
+            row["weight_dtype"] = rest.pop(0)
+        elif flag == "--scheduling-policy":
+            row["scheduling_policy"] = rest.pop(0)
+        elif flag in _SWITCHES:
+            row[flag.removeprefix("--").replace("-", "_")] = True
+        else:
+            raise ExportError(f"unknown flag {flag!r} in a vllm serve command")
+    if row.pop("enable_expert_parallel", False):
+        row["ep"] = row["tp"]
+    return row
+
+
+def serve_script(row: Mapping[str, Any], model: str, checkpoint_dtype: str, engine: str) -> str:
+    """Return `serve.sh`: comments, then the command of one replica."""
+    args = serve_command(row, model, checkpoint_dtype)
+    lines = ["#!/usr/bin/env bash", f"# {row['candidate_id']}", f"# Flags of {WRITTEN_FOR}."]
+    if engine == "reference":
+        lines.append(
+            "# Evaluated under the plain rules of `engine: reference`, not as a real engine."
+        )
+    replicas = row["replicas"]
+    lines.append(
+        f"# One of {replicas} replicas on {row['tp'] * row['pp']} x {_comment(row['gpu'])}"
+        + ("; start each on its own GPUs behind a round-robin router." if replicas > 1 else ".")
+    )
+    if needs_checkpoint(row["weight_dtype"], checkpoint_dtype):
+        lines.append(
+            f"# Needs a checkpoint quantised to {_comment(row['weight_dtype'])}: put its name in "
+            "place of the model below."
+        )
+    command = " \\\n  ".join(_grouped(args))
+    return "\n".join([*lines, "set -euo pipefail", f"exec {command}", ""])
+
+
+def _grouped(args: Sequence[str]) -> list[str]:
+    """Return shell-quoted pieces, one flag with its value a line."""
+    pieces = [shlex.join(args[:3])]
+    for arg in args[3:]:
+        if arg.startswith("--"):
+            pieces.append(shlex.quote(arg))
+        else:
+            pieces[-1] += f" {shlex.quote(arg)}"
+    return pieces
+
+
+def _comment(text: str) -> str:
+    """Return text that cannot leave a comment line."""
+    return " ".join(str(text).split())

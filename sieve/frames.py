@@ -1,0 +1,111 @@
+"""Columns of the candidate frame and of the simulation frame, declared once.
+
+A candidate is one row; `candidate_id` is its key for life. Every column has a unit in its name or
+none, and one stage that adds it. The schema check of the runner and the documentation read this
+table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import polars as pl
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: name, dtype, unit ("" if none), the stage that adds it (0: the grid), meaning."""
+
+    name: str
+    dtype: pl.DataType
+    unit: str
+    stage: int
+    meaning: str
+
+
+METRICS: Final = {
+    # key in result.json -> (unit, smaller is better)
+    "output_tokens_per_s": ("tokens/s", False),
+    "output_tokens_per_s_per_gpu": ("tokens/s", False),
+    "ttft_p50_s": ("s", True),
+    "ttft_p99_s": ("s", True),
+    "tpot_p50_s": ("s", True),
+    "tpot_p99_s": ("s", True),
+    "e2e_p99_s": ("s", True),
+    "goodput_per_s": ("requests/s", False),
+    "slo_attainment": ("", False),
+    "usd_per_mtok": ("USD", True),
+}
+"""Metrics of every ranking row, in order."""
+
+_I, _F, _S, _B = pl.Int64(), pl.Float64(), pl.String(), pl.Boolean()
+
+AXES: Final = (
+    "gpu", "tp", "pp", "ep", "replicas", "weight_dtype", "kv_cache_dtype", "max_num_seqs",
+    "max_num_batched_tokens",
+)  # fmt: skip
+"""Axis columns in the order of the candidate id."""
+
+OPTIONS: Final = {
+    "block_size": "int",
+    "gpu_memory_utilization": "float",
+    "max_model_len": "int",
+}
+"""Further engine options that a grid may vary, by kind."""
+
+COLUMNS: Final = (
+    Column("candidate_id", _S, "", 0, "axis values joined in fixed order; equal axes, equal id"),
+    Column("gpu", _S, "", 0, "accelerator name"),
+    Column("tp", _I, "", 0, "tensor parallel size"),
+    Column("pp", _I, "", 0, "pipeline parallel size"),
+    Column("ep", _I, "", 0, "expert parallel size"),
+    Column("replicas", _I, "", 0, "independent engines behind the router"),
+    Column("weight_dtype", _S, "", 0, "precision of the weights"),
+    Column("kv_cache_dtype", _S, "", 0, "precision of the KV cache, engine spelling"),
+    Column("max_num_seqs", _I, "", 0, "most requests in one iteration"),
+    Column("max_num_batched_tokens", _I, "tokens", 0, "token budget of one iteration"),
+    Column("block_size", _I, "tokens", 0, "tokens in one KV block"),
+    Column(
+        "gpu_memory_utilization", _F, "", 0, "share of the GPU's memory that the engine may use"
+    ),
+    Column("max_model_len", _I, "tokens", 0, "longest prompt plus answer"),
+    Column("num_gpus", _I, "", 0, "tp x pp x replicas"),
+    Column("weight_bytes_per_param", _F, "bytes", 0, "resident bytes of one weight"),
+    Column("load_bytes_per_param", _F, "bytes", 0, "peak bytes of one weight while loading"),
+    Column("kv_bytes_per_element", _F, "bytes", 0, "bytes of one cached number"),
+    Column("weight_bytes_per_gpu", _F, "bytes", 2, "weights on the fullest rank"),
+    Column("reserved_bytes_per_gpu", _F, "bytes", 2, "activation peak, communication, graphs"),
+    Column("kv_bytes_per_gpu", _F, "bytes", 2, "what is left for the KV cache"),
+    Column("kv_block_bytes_per_gpu", _F, "bytes", 2, "one KV block on one rank"),
+    Column("num_gpu_blocks", _I, "", 2, "KV blocks a request can use"),
+    Column("kv_tokens", _I, "tokens", 2, "tokens of KV cache of one replica"),
+    Column("batch", _I, "", 3, "largest batch before the binding limit"),
+    Column("batch_limit", _S, "", 3, "what binds the batch: pages, tpot or max_num_seqs"),
+    Column("score", _F, "", 4, "shortlist score, larger is better"),
+    Column("bound_output_tokens_per_s", _F, "tokens/s", 4, "optimistic capacity of all replicas"),
+    Column("bound_ttft_s", _F, "s", 4, "optimistic TTFT"),
+    Column("bound_tpot_s", _F, "s", 4, "optimistic TPOT"),
+    Column("evidence", _S, "", 5, "weakest class with at least a tenth of the step time"),
+)
+"""Columns that exist in every run; stage 5 adds the metrics with low and high beside them."""
+
+REJECTION_COLUMNS: Final = {
+    "stage": _I, "kind": _S, "reason": _S, "observed": _F, "limit": _F, "unit": _S,
+}  # fmt: skip
+"""What a rejected row carries: the stage, why, and the two numbers compared."""
+
+KINDS: Final = ("infeasible", "misses_slo", "not_selected")
+
+
+def columns_after(stage: int) -> list[str]:
+    """Return the declared columns that exist once `stage` has run (0: the grid)."""
+    return [c.name for c in COLUMNS if c.stage <= stage]
+
+
+def bound_column(metric: str, end: str) -> str:
+    """Return the column of an interval end: `ttft_p99_s`, `high` -> `ttft_p99_high_s`."""
+    for unit in ("_per_s_per_gpu", "_per_s", "_s"):
+        if metric.endswith(unit):
+            return f"{metric.removesuffix(unit)}_{end}{unit}"
+    return f"{metric}_{end}"

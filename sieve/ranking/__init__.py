@@ -1,0 +1,1 @@
+"""Intervals, verdicts, order and ties of simulated candidates."""

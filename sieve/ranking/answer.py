@@ -1,0 +1,130 @@
+"""The answer of a run: who wins by which yardstick, what separates the leaders, who came near."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from sieve.ranking.verdicts import Limit
+
+
+def status_of(ranked: pl.DataFrame, rejected: pl.DataFrame) -> str:
+    """Return `answer`, `weak_evidence`, `no_slo` or `no_fit`.
+
+    Args:
+        ranked: candidates with a verdict.
+        rejected: all rejected candidates with their kind.
+    """
+    verdicts = set(ranked["verdict"])
+    if "clears" in verdicts:
+        return "answer"
+    if "point_only" in verdicts:
+        return "weak_evidence"
+    fits = len(ranked) > 0 or bool((rejected["kind"] != "infeasible").any())
+    return "no_slo" if fits else "no_fit"
+
+
+def winners(ranked: pl.DataFrame) -> dict[str, str | None]:
+    """Return the ids of `fewest_gpus`, `best_per_gpu`, `cheapest` among the best verdict present.
+
+    Null where nothing clears even at the middle; `cheapest` is null without prices.
+    """
+    for verdict in ("clears", "point_only"):
+        best = ranked.filter(pl.col("verdict") == verdict)
+        if not best.is_empty():
+            return {
+                "fewest_gpus": _first(best, "num_gpus", descending=False),
+                "best_per_gpu": _first(best, "output_tokens_per_s_per_gpu", descending=True),
+                "cheapest": _first(best, "usd_per_mtok", descending=False),
+            }
+    return dict.fromkeys(("fewest_gpus", "best_per_gpu", "cheapest"))
+
+
+def _first(frame: pl.DataFrame, column: str, *, descending: bool) -> str | None:
+    known = frame.with_row_index("row").filter(
+        pl.col(column).is_not_null() & ~pl.col(column).cast(pl.Float64).is_nan()
+    )
+    if known.is_empty():
+        return None
+    ordered = known.sort([column, "row"], descending=[descending, False])
+    return str(ordered["candidate_id"][0])
+
+
+def settle(ranked: pl.DataFrame, metric: str, num_requests: int) -> dict[str, Any] | None:
+    """Return the benchmark that separates the first two of the leading tie group, or null.
+
+    The value that decides is the middle between the two predictions.
+    """
+    tied = ranked.filter(pl.col("tie_group") == 1)
+    if len(tied) < 2 or tied["verdict"][0] == "misses":
+        return None
+    first, second = tied.row(0, named=True), tied.row(1, named=True)
+    middle = None
+    if first[metric] is not None and second[metric] is not None:
+        middle = (first[metric] + second[metric]) / 2
+    return {
+        "candidate_ids": [first["candidate_id"], second["candidate_id"]],
+        "level": 1.0,
+        "metric": metric,
+        "decides_at": middle,
+        "num_requests": num_requests,
+    }
+
+
+def nearest_misses(
+    simulated: pl.DataFrame, rejected: pl.DataFrame, limits: list[Limit], count: int = 5
+) -> list[dict[str, Any]]:
+    """Return the candidates that came nearest, each with the limit it misses by most.
+
+    The nearest of each (GPU, TP, PP, replicas) family. Simulated candidates come first, by the
+    worst ratio over all limits; then those that a bound or the batch sizing threw out.
+
+    Args:
+        simulated: candidates with metrics at level 1.0, rejected by the replay or not.
+        rejected: candidates rejected as `misses_slo` before the replay.
+        limits: the objectives.
+        count: how many at most.
+    """
+    out: list[dict[str, Any]] = []
+    if not simulated.is_empty():
+        ratios = np.stack([lim.shortfall(simulated[lim.column].to_numpy()) for lim in limits])
+        worst = ratios.max(axis=0)
+        order = np.lexsort((simulated["candidate_id"].to_numpy().astype(str), worst))
+        seen: set[tuple[Any, ...]] = set()
+        for i in order:
+            row = simulated.row(int(i), named=True)
+            family = tuple(row[name] for name in ("gpu", "tp", "pp", "replicas"))
+            if family in seen or len(out) == count:
+                continue
+            seen.add(family)
+            lim = limits[int(ratios[:, i].argmax())]
+            out.append(_miss(row, 5, lim.text, row[lim.column], lim.limit, lim.unit, worst[i]))
+    thrown_out = _by_bound(rejected).head(count - len(out))
+    names = ("stage", "reason", "observed", "limit", "unit", "ratio")
+    out.extend(_miss(row, *(row[k] for k in names)) for row in thrown_out.iter_rows(named=True))
+    return out
+
+
+def _by_bound(rejected: pl.DataFrame) -> pl.DataFrame:
+    observed, limit = pl.col("observed"), pl.col("limit")
+    over, under = observed / limit, limit / observed
+    return rejected.with_columns(pl.max_horizontal(over, under).alias("ratio")).sort(
+        "ratio", "candidate_id", nulls_last=True
+    )
+
+
+def _miss(
+    row: dict[str, Any], stage: int, text: str, observed: Any, limit: Any, unit: str, ratio: float
+) -> dict[str, Any]:
+    return {
+        "candidate_id": row["candidate_id"],
+        "num_gpus": row["num_gpus"],
+        "stage": stage,
+        "misses": text,
+        "observed": observed,
+        "limit": limit,
+        "unit": unit,
+        "off_by_frac": float(ratio) - 1.0,
+    }

@@ -1,0 +1,73 @@
+"""Whether a candidate meets the objectives, at the pessimistic end and at the middle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from sieve.frames import bound_column
+from sieve.spec import SloSet
+
+
+@dataclass(frozen=True)
+class Limit:
+    """One objective as a test on a metric column."""
+
+    column: str
+    at_most: bool
+    limit: float
+    text: str
+    unit: str
+
+    def holds(self, values: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+        """Return where the limit holds; an unknown value never does."""
+        x = np.asarray(values, np.float64)
+        with np.errstate(invalid="ignore"):
+            met = x <= self.limit if self.at_most else x >= self.limit
+        return np.asarray(met & ~np.isnan(x), np.bool_)
+
+    def shortfall(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """Return how far values miss as a ratio: 1.0 just meets, 2.0 is off by a factor of two."""
+        x = np.asarray(values, np.float64)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = x / self.limit if self.at_most else self.limit / x
+        return np.asarray(np.where(np.isnan(ratio), np.inf, ratio), np.float64)
+
+
+def limits_of(slos: SloSet) -> list[Limit]:
+    """Return every objective as a test on a column, gates included."""
+    limits = [
+        Limit(s.column, s.at_most, s.limit, s.text, "s" if s.at_most else "tokens/s")
+        for s in slos.limits
+    ]
+    if slos.attainment:
+        share, inner = slos.attainment
+        text = f"attainment({inner.text})>={share:g}"
+        limits.append(Limit("slo_attainment", at_most=False, limit=share, text=text, unit=""))
+    if slos.goodput:
+        rate, inner = slos.goodput
+        text = f"goodput({inner.text})>={rate:g}/s"
+        limits.append(
+            Limit("goodput_per_s", at_most=False, limit=rate, text=text, unit="requests/s")
+        )
+    return limits
+
+
+def verdicts(frame: pl.DataFrame, limits: list[Limit]) -> list[str]:
+    """Return `clears`, `point_only` or `misses` for every row.
+
+    Attainment and goodput are counted with one set of per-request limits: the goodput gate's if it
+    is given, else the attainment gate's.
+    """
+    safe = np.ones(len(frame), np.bool_)
+    point = np.ones(len(frame), np.bool_)
+    for limit in limits:
+        end = bound_column(limit.column, "high" if limit.at_most else "low")
+        safe &= limit.holds(frame[end].to_numpy())
+        point &= limit.holds(frame[limit.column].to_numpy())
+    return [
+        "clears" if s else "point_only" if p else "misses" for s, p in zip(safe, point, strict=True)
+    ]

@@ -1,0 +1,185 @@
+"""What a run answers, in sentences of plain text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from sieve.report.format import (
+    count,
+    deployment,
+    engine_limits,
+    is_reason,
+    metric_name,
+    metric_value,
+    money,
+    number,
+    plain,
+    quantity,
+    reason_sentence,
+    share,
+)
+
+NUM_STAGES: Final = 7
+YARDSTICKS: Final = {
+    "fewest_gpus": "Fewest GPUs",
+    "best_per_gpu": "Most output per GPU",
+    "cheapest": "Cheapest per token",
+}
+
+STAGE_NAMES: Final = {
+    "validity": "engine rules",
+    "memory_fit": "memory",
+    "batch_sizing": "batch size",
+    "shortlist": "shortlist",
+    "simulate": "simulation",
+    "rank": "ranking",
+    "confirm": "start scripts",
+}
+
+
+def leader(result: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the first row of the ranking, or None where there is none."""
+    ranking = result.get("ranking") or []
+    return dict(ranking[0]) if ranking else None
+
+
+def tied_with_leader(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the ranking rows of the leader's tie group, the leader first."""
+    ranking = result.get("ranking") or []
+    return [dict(r) for r in ranking if r.get("tie_group") == ranking[0].get("tie_group")]
+
+
+def confidence_text(result: Mapping[str, Any]) -> str:
+    """Return `90 % confidence`, or `the chosen confidence` where a result does not say."""
+    rank = (result.get("spec") or {}).get("rank") or {}
+    value = number(rank.get("confidence"))
+    return "the chosen confidence" if value is None else f"{share(value)} confidence"
+
+
+def answer_sentence(result: Mapping[str, Any]) -> str:
+    """Return the answer of a run as one sentence with its confidence."""
+    status = (result.get("answer") or {}).get("status")
+    first = leader(result)
+    sure = confidence_text(result)
+    if status is None:
+        return _unfinished(result)
+    if status == "no_fit":
+        return f"No candidate fits. {_main_reason(result)}".rstrip()
+    if status == "answer" and first is not None:
+        return f"{deployment(first)} clears every objective at {sure}{_price(first)}{_ties(result)}"
+    if status == "weak_evidence" and first is not None:
+        return (
+            f"No candidate clears every objective at {sure}; at the middle of its intervals "
+            f"{deployment(first)} meets them all{_price(first)}{_ties(result)}"
+        )
+    return _nobody(result)
+
+
+def settle_sentence(result: Mapping[str, Any]) -> str | None:
+    """Return the one benchmark that separates the two leaders, in words, or None."""
+    settle = (result.get("answer") or {}).get("settle")
+    if not settle:
+        return None
+    ids = [str(i) for i in settle.get("candidate_ids") or []]
+    metric = str(settle.get("metric"))
+    text = (
+        f"To separate the leaders, benchmark {' and '.join(ids)} with "
+        f"{count(settle.get('num_requests'))} requests at load {plain(settle.get('level'))} "
+        f"and compare {metric_name(metric)}"
+    )
+    if number(settle.get("decides_at")) is None:
+        return f"{text}."
+    return f"{text}; the two predictions part at {metric_value(metric, settle['decides_at'])}."
+
+
+def yardsticks(result: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Return (yardstick, deployment in words, candidate id) of each winner that exists."""
+    rows = {r["candidate_id"]: r for r in result.get("ranking") or []}
+    out = []
+    for key, name in YARDSTICKS.items():
+        candidate = (result.get("answer") or {}).get(key)
+        if candidate is None:
+            continue
+        row = rows.get(candidate)
+        words = f"{deployment(row)}, {engine_limits(row)}" if row else ""
+        out.append((name, words, str(candidate)))
+    return out
+
+
+def miss_words(miss: Mapping[str, Any]) -> dict[str, str]:
+    """Return what a near miss misses, its two numbers and by how much, as texts."""
+    what, unit = str(miss.get("misses")), str(miss.get("unit") or "")
+    observed, limit = number(miss.get("observed")), number(miss.get("limit"))
+    return {
+        "what": reason_sentence(what) if is_reason(what) else what,
+        "observed": quantity(observed, unit),
+        "limit": quantity(limit, unit),
+        "by": _gap(observed, limit),
+    }
+
+
+def _gap(observed: float | None, limit: float | None) -> str:
+    """Return by how much a value is off its limit, as a share of the limit."""
+    if observed is None or not limit:
+        return "unknown"
+    off = observed / limit - 1
+    return f"{share(abs(off))} {'above' if off > 0 else 'below'}"
+
+
+def _price(row: Mapping[str, Any]) -> str:
+    usd = row.get("usd_per_mtok") or {}
+    if number(usd.get("mid")) is None:
+        return ""
+    text = f" for {money(usd['mid'])} per million output tokens"
+    low, high = usd.get("low"), usd.get("high")
+    if number(low) is None or number(high) is None:
+        return text
+    return f"{text} ({money(low).removesuffix(' USD')} to {money(high).removesuffix(' USD')})"
+
+
+def _ties(result: Mapping[str, Any]) -> str:
+    others = len((result.get("answer") or {}).get("tie_group") or []) - 1
+    if others < 1:
+        return "."
+    noun = "candidate" if others == 1 else "candidates"
+    return f"; {count(others)} more {noun} cannot be told apart from it."
+
+
+def _nobody(result: Mapping[str, Any]) -> str:
+    misses = result.get("nearest_misses") or []
+    text = "No candidate meets every objective"
+    if not misses:
+        return f"{text}."
+    near = miss_words(misses[0])
+    rows = {r["candidate_id"]: r for r in result.get("ranking") or []}
+    row = rows.get(misses[0].get("candidate_id"))
+    name = deployment(row) if row else str(misses[0].get("candidate_id"))
+    return (
+        f"{text}; {name} comes nearest and misses most on {near['what'].removesuffix('.')} "
+        f"({near['observed']}, {near['by']})."
+    )
+
+
+def _main_reason(result: Mapping[str, Any]) -> str:
+    reasons: dict[str, int] = {}
+    for stage in result.get("stages") or []:
+        for reason, n in (stage.get("reasons") or {}).items():
+            reasons[reason] = reasons.get(reason, 0) + int(n)
+    if not reasons:
+        return ""
+    most = max(reasons, key=lambda r: (reasons[r], r))
+    return f"Most often ({count(reasons[most])} candidates): {reason_sentence(most)}"
+
+
+def _unfinished(result: Mapping[str, Any]) -> str:
+    stages = result.get("stages") or []
+    if not stages:
+        return "No answer: no stage has run."
+    last = stages[-1]
+    name = STAGE_NAMES.get(str(last.get("name")), str(last.get("name")))
+    return (
+        f"No answer yet: the run stopped after stage {last.get('number')} ({name}) of "
+        f"{NUM_STAGES}, with {count(last.get('num_admitted'))} of "
+        f"{count(stages[0].get('num_in'))} candidates still in."
+    )

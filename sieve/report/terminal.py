@@ -1,0 +1,338 @@
+"""Tables and sentences for the terminal; they fit 80 columns and lose their colour when piped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from sieve.report.format import count, deployment, gib, money, reason_sentence, seconds, share
+
+if TYPE_CHECKING:
+    from sieve.catalog.architecture import EngineProfile, Gpu
+    from sieve.catalog.models import ModelEntry
+
+MAX_ROWS: Final = 10
+_VERDICT_STYLE: Final = {"clears": "green", "point_only": "yellow", "misses": "red"}
+_ADD: Final = {
+    "node": "lower tp or pp, or raise fleet.gpus_per_node",
+    "gpu_budget": "fewer replicas, or raise fleet.max_gpus",
+    "weights_overflow": "raise tp or pp, or take a smaller weight_dtype",
+    "no_page": "raise tp or pp, take a smaller weight_dtype, or lower max_num_seqs",
+    "max_model_len": "lower max_model_len, or take kv_cache_dtype fp8",
+    "pages": "raise tp or pp, or take kv_cache_dtype fp8",
+    "tpot": "raise tp, take a smaller weight_dtype, or relax the TPOT objective",
+    "bound_misses_slo": "more replicas, more tp, or a slower objective",
+    "not_selected": "raise shortlist.size or shortlist.per_family, or use --exhaustive",
+    "queue_grows_without_bound": "more replicas, or a lower traffic.rate_per_s",
+    "request_exceeds_cache": "raise tp or pp, or take kv_cache_dtype fp8",
+    "model_len": "a longer max_model_len, or traffic without its longest requests",
+    "tokens_cover_seqs": "raise max_num_batched_tokens to at least max_num_seqs",
+}
+
+
+def console() -> Console:
+    """Return a console on stdout."""
+    return Console(highlight=False, soft_wrap=False)
+
+
+@contextmanager
+def progress_bar() -> Iterator[
+    tuple[Callable[[Mapping[str, Any]], None], Callable[[int, int], None]]
+]:
+    """Yield callbacks that draw stages and replays on stderr."""
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    with bar:
+        task = bar.add_task("reading", total=None)
+
+        def on_stage(record: Mapping[str, Any]) -> None:
+            bar.update(task, description=f"stage {record['number']} {record['name']}")
+
+        def progress(done: int, total: int) -> None:
+            bar.update(task, description="stage 5 simulate", completed=done, total=total)
+
+        yield on_stage, progress
+
+
+def print_result(result: Mapping[str, Any], folder: Path | None) -> None:
+    """Print the funnel, the ranking, the answer, and where the report lies."""
+    out = console()
+    out.print(_funnel(result["stages"]))
+    if result["ranking"]:
+        out.print(_ranking(result["ranking"]))
+    for line in answer_lines(result):
+        out.print(escape(line))
+    if result["nearest_misses"]:
+        out.print(_misses(result["nearest_misses"]))
+    if folder is not None:
+        out.print(f"Report  {folder / 'report.html'}", soft_wrap=True, markup=False)
+        if result["ranking"]:
+            first = result["ranking"][0]["candidate_id"]
+            out.print(f"Next    sieve explain {folder} {first}", soft_wrap=True, markup=False)
+
+
+def _funnel(stages: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(title="Stages", title_justify="left", box=None, pad_edge=False)
+    table.add_column("stage")
+    table.add_column("in", justify="right")
+    table.add_column("left", justify="right")
+    table.add_column("rejected because")
+    for stage in stages:
+        reasons = ", ".join(f"{name} {count(n)}" for name, n in stage["reasons"].items())
+        name = f"{stage['number']} {stage['name']}"
+        table.add_row(name, count(stage["num_in"]), count(stage["num_admitted"]), reasons)
+    return table
+
+
+def _ranking(rows: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(
+        title="Ranking (low to high below)", title_justify="left", box=None, pad_edge=False
+    )
+    table.add_column("#", justify="right")
+    table.add_column("deployment", overflow="fold")
+    table.add_column("verdict")
+    for name in ("TTFT p99 ms", "TPOT p99 ms", "USD/Mtok"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows[:MAX_ROWS]:
+        style = _VERDICT_STYLE[row["verdict"]]
+        table.add_row(
+            str(row["rank"]),
+            f"{escape(_shape(row))}\n[dim]{escape(_knobs(row))}[/]",
+            f"[{style}]{row['verdict']}[/]",
+            _ends(row["ttft_p99_s"], lambda x: f"{x * 1e3:,.0f}"),
+            _ends(row["tpot_p99_s"], lambda x: f"{x * 1e3:,.1f}"),
+            _ends(row["usd_per_mtok"], lambda x: f"{x:,.2f}"),
+        )
+    if len(rows) > MAX_ROWS:
+        table.caption = f"{len(rows) - MAX_ROWS} more in result.json and report.html"
+        table.caption_justify = "left"
+    return table
+
+
+def _shape(row: Mapping[str, Any]) -> str:
+    expert = f" ep{row['ep']}" if row["ep"] > 1 else ""
+    return f"{row['num_gpus']}x {row['gpu']} tp{row['tp']} pp{row['pp']}{expert} r{row['replicas']}"
+
+
+def _knobs(row: Mapping[str, Any]) -> str:
+    return (
+        f"{row['weight_dtype']} kv-{row['kv_cache_dtype']} s{row['max_num_seqs']} "
+        f"b{row['max_num_batched_tokens']}"
+    )
+
+
+def _ends(metric: Mapping[str, float | None], text: Callable[[float], str]) -> str:
+    """Return the middle, and low to high on a second line."""
+    low, mid, high = (metric[end] for end in ("low", "mid", "high"))
+    if low is None or mid is None or high is None:
+        return "unknown"
+    return f"{text(mid)}\n[dim]{text(low)}-{text(high)}[/]"
+
+
+def _misses(misses: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(title="Nearest misses", title_justify="left", box=None, pad_edge=False)
+    table.add_column("candidate", overflow="fold")
+    table.add_column("misses", overflow="fold")
+    table.add_column("by", justify="right")
+    for miss in misses:
+        off = miss["off_by_frac"]
+        by = "unknown" if off is None else f"{off * 100:,.0f}%"
+        table.add_row(escape(miss["candidate_id"]), escape(miss["misses"]), by)
+    return table
+
+
+def answer_lines(result: Mapping[str, Any]) -> list[str]:
+    """Return the answer of a run in sentences."""
+    answer, ranking = result["answer"], result["ranking"]
+    confidence = result["spec"]["rank"]["confidence"] * 100
+    status = answer["status"]
+    if status is None:
+        return [f"Stopped after stage {len(result['stages'])}; no answer."]
+    if status == "no_fit":
+        return ["Nothing fits: no candidate passes validity and memory (see the stages above)."]
+    if status == "no_slo":
+        lines = ["No candidate meets every objective, not even on the point estimate."]
+        texts = [a["text"] for a in result["assumptions"] if "no deployment can reach" in a["text"]]
+        return lines + [text[0].upper() + text[1:] + "." for text in texts]
+    best = ranking[0]
+    verb = "clears every objective" if status == "answer" else "meets the objectives on the point"
+    tail = f" at {confidence:g}% confidence" if status == "answer" else " estimate only"
+    cost = best["usd_per_mtok"]
+    lines = [f"{deployment(best)} {verb}{tail}."]
+    if cost["mid"] is not None:
+        lines.append(
+            f"Cost {money(cost['mid'])} ({money(cost['low'])} to {money(cost['high'])}) "
+            "per million output tokens."
+        )
+    tied = len(answer["tie_group"]) - 1
+    if tied > 0:
+        lines.append(f"{tied} more cannot be told apart from it (rank 1).")
+    return lines
+
+
+def print_dry_run(counts: Mapping[str, Any]) -> None:
+    """Print what a run would do."""
+    out = console()
+    out.print(_funnel(counts["stages"]))
+    out.print(
+        f"{count(counts['num_replays'])} replays, about {counts['estimated_s']:.1f} s on this machine"
+    )
+
+
+def print_life(life: Mapping[str, Any]) -> None:
+    """Print what happened to one candidate."""
+    out, row = console(), life["candidate"]
+    out.print(escape(row["candidate_id"]), style="bold")
+    out.print(escape(deployment(row)))
+    for stage in life["stages"]:
+        out.print(f"  {stage['number']} {stage['name']:<14} {stage['outcome']}")
+    if row.get("weight_bytes_per_gpu") is not None:
+        out.print(
+            f"Memory per GPU: weights {gib(row['weight_bytes_per_gpu'])}, reserved "
+            f"{gib(row['reserved_bytes_per_gpu'])}, KV cache {gib(row['kv_bytes_per_gpu'])} "
+            f"= {count(row['kv_tokens'])} tokens"
+        )
+    if row.get("batch") is not None:
+        out.print(f"Batch: {count(row['batch'])} requests, bound by {row['batch_limit']}")
+    if row["reason"] is not None:
+        _print_rejection(out, row)
+    if life["ranking"]:
+        entry = life["ranking"]
+        out.print(f"Ranked {entry['rank']} ({entry['verdict']}), evidence {entry['evidence']}")
+    if life["simulations"]:
+        out.print(_levels(life["simulations"]))
+
+
+def _print_rejection(out: Console, row: Mapping[str, Any]) -> None:
+    observed, limit = _number(row["observed"]), _number(row["limit"])
+    out.print(f"Rejected by stage {row['stage']}: {row['reason']} ({row['kind']})")
+    out.print(f"  {escape(reason_sentence(row['reason']))}")
+    out.print(f"  found {observed}, limit {limit} ({escape(row['unit'] or 'no unit')})")
+    if row["reason"] in _ADD:
+        out.print(f"  would change it: {_ADD[row['reason']]}")
+
+
+def _number(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:,.6g}"
+
+
+def _levels(rows: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(title="By load", title_justify="left", box=None, pad_edge=False)
+    for name in (
+        "level",
+        "TTFT p99",
+        "TPOT p99",
+        "E2E p99",
+        "tok/s",
+        "attained",
+        "batch",
+        "KV used",
+    ):
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(
+            f"{row['level']:g}",
+            seconds(row["ttft_p99_s"]),
+            seconds(row["tpot_p99_s"]),
+            seconds(row["e2e_p99_s"]),
+            count(row["output_tokens_per_s"]),
+            share(row["slo_attainment"]),
+            f"{row['mean_batch']:.1f}",
+            share(row["peak_kv_usage"]),
+        )
+    return table
+
+
+def print_models(entries: Sequence[ModelEntry]) -> None:
+    """Print the model catalogue."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("model", overflow="fold")
+    table.add_column("params", justify="right")
+    table.add_column("active", justify="right")
+    table.add_column("weights")
+    table.add_column("note", overflow="fold")
+    for entry in entries:
+        note = [] if entry.handled else [f"not yet: {entry.reason}"]
+        note += [] if entry.verified else ["facts assumed"]
+        table.add_row(
+            escape(entry.name),
+            _billions(entry.params),
+            _billions(entry.active_params),
+            entry.checkpoint_dtype,
+            escape("; ".join(note)),
+        )
+    out = console()
+    out.print(table)
+    handled = sum(entry.handled for entry in entries)
+    out.print(f"{handled} of {len(entries)} can be sized; a path to a config.json works too.")
+
+
+def _billions(params: float | None) -> str:
+    return "-" if params is None else f"{params / 1e9:.1f}B"
+
+
+def print_gpus(entries: Sequence[Gpu]) -> None:
+    """Print the GPU catalogue."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("GPU")
+    for name in ("memory", "TB/s", "BF16", "FP8", "USD/h"):
+        table.add_column(name, justify="right")
+    table.add_column("kernels")
+    for gpu in entries:
+        table.add_row(
+            gpu.name,
+            gib(gpu.memory_bytes),
+            f"{gpu.mem_bw_bytes_per_s / 1e12:.2f}",
+            _tflops(gpu, "bf16"),
+            _tflops(gpu, "fp8"),
+            "-" if gpu.usd_per_gpu_hour is None else f"{gpu.usd_per_gpu_hour:.2f}",
+            "measured" if gpu.kernel_system else "roofline",
+        )
+    out = console()
+    out.print(table)
+    out.print("BF16 and FP8 in dense TFLOPS; prices are the middle of dated list ranges.")
+
+
+def _tflops(gpu: Gpu, mode: str) -> str:
+    rate = gpu.flops_per_s.get(mode)
+    return "-" if rate is None else f"{rate / 1e12:,.0f}"
+
+
+def print_engines(entries: Sequence[EngineProfile]) -> None:
+    """Print the engine profiles."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("engine")
+    table.add_column("validity rules", overflow="fold")
+    table.add_column("notes", overflow="fold")
+    for entry in entries:
+        name = f"{entry.name}=={entry.version}" if entry.version else entry.name
+        table.add_row(name, ", ".join(entry.rules), "; ".join(entry.notes))
+    out = console()
+    out.print(table)
+    out.print("Another version of an engine takes the nearest profile and says so.")
+
+
+def print_facts(facts: Mapping[str, Any]) -> None:
+    """Print one catalogue entry, a fact a line."""
+    out = console()
+    for key, value in facts.items():
+        if value is None or value in ("", (), [], {}):
+            continue
+        if isinstance(value, Mapping):
+            value = ", ".join(f"{k} {v}" for k, v in value.items())
+        elif isinstance(value, tuple | list):
+            value = "; ".join(str(v) for v in value)
+        out.print(f"{key:<26} {value}", markup=False, soft_wrap=True)

@@ -1,0 +1,184 @@
+"""Reading and writing a run folder, and the life of one candidate.
+
+Files are written to a temporary name in the same folder and renamed; `result.json` comes last, so a
+folder without it is an unfinished run.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import os
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import polars as pl
+
+from sieve.errors import ResultError
+
+SCHEMA_VERSION: Final = "1.0"
+MAX_RESULT_BYTES: Final = 200_000_000
+
+
+def clean(value: Any) -> Any:
+    """Return JSON data with nan and infinities as null, and NumPy scalars as plain numbers."""
+    if isinstance(value, Mapping):
+        return {str(k): clean(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [clean(v) for v in value]
+    if hasattr(value, "item") and not isinstance(value, str | bytes):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def to_json(value: Any) -> str:
+    """Return strict JSON text (no NaN), keys in their given order."""
+    return json.dumps(clean(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+class RunFolder:
+    """A run folder that is being written."""
+
+    def __init__(self, path: Path) -> None:
+        """Prepare the folder: created, or an earlier run's that will be overwritten.
+
+        Raises:
+            ResultError: the path is a file, or a folder with other content, or not writable.
+        """
+        self.path = path
+        if path.exists() and not path.is_dir():
+            raise ResultError(f"{path}: is a file; --out names a folder")
+        if path.is_dir() and any(path.iterdir()) and not _is_run_folder(path):
+            raise ResultError(
+                f"{path}: holds other files; choose an empty folder or one of an earlier run"
+            )
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            (path / "result.json").unlink(missing_ok=True)
+            self._events = (path / "events.jsonl").open("w", encoding="utf-8")
+        except OSError as error:
+            raise ResultError(f"{path}: cannot be written: {error.strerror}") from None
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Append one event for machines."""
+        line = {"time_s": round(time.time(), 3), "event": kind, **clean(fields)}
+        self._events.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
+        self._events.flush()
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write a text file atomically; `name` is relative and stays inside the folder."""
+        self._replace(name, lambda path: path.write_text(text, encoding="utf-8"))
+
+    def write_frame(self, name: str, frame: pl.DataFrame) -> None:
+        """Write a Parquet file atomically."""
+        self._replace(name, frame.write_parquet)
+
+    def _replace(self, name: str, write: Any) -> None:
+        target = self.path / name
+        if not target.resolve().is_relative_to(self.path.resolve()):
+            raise ResultError(f"{name}: would leave the run folder")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=".part-", dir=target.parent)
+        os.close(handle)
+        try:
+            write(Path(temporary))
+            Path(temporary).chmod(0o644)
+            Path(temporary).replace(target)
+        finally:
+            Path(temporary).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Close the event log."""
+        self._events.close()
+
+
+def _is_run_folder(path: Path) -> bool:
+    return (path / "result.json").is_file() or (path / "events.jsonl").is_file()
+
+
+def read_result(run: Path) -> dict[str, Any]:
+    """Return `result.json` of a run folder.
+
+    Raises:
+        ResultError: no finished run there, or not a result of this schema.
+    """
+    path = run / "result.json"
+    if not path.is_file():
+        raise ResultError(f"{run}: no finished run here (result.json is missing)")
+    if path.stat().st_size > MAX_RESULT_BYTES:
+        raise ResultError(f"{path}: larger than {MAX_RESULT_BYTES:,} bytes")
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ResultError(f"{path}: not JSON: {error}") from None
+    if not isinstance(data, dict) or str(data.get("schema_version", "")).split(".")[0] != "1":
+        raise ResultError(f"{path}: not a sieve result of schema version 1")
+    return data
+
+
+def read_frame(run: Path, name: str) -> pl.DataFrame:
+    """Return a Parquet table of a run folder.
+
+    Raises:
+        ResultError: missing or unreadable.
+    """
+    path = run / name
+    if not path.is_file():
+        raise ResultError(f"{run}: {name} is missing; run `sieve run` again")
+    try:
+        return pl.read_parquet(path)
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise ResultError(f"{path}: not a readable Parquet file: {error}") from None
+
+
+def find_candidate(candidates: pl.DataFrame, candidate_id: str) -> dict[str, Any]:
+    """Return the row of one candidate.
+
+    Raises:
+        ResultError: no such id; the nearest ones are named.
+    """
+    found = candidates.filter(pl.col("candidate_id") == candidate_id)
+    if not found.is_empty():
+        return found.row(0, named=True)
+    ids = candidates["candidate_id"].head(50_000).to_list()
+    near = difflib.get_close_matches(candidate_id, ids, n=3, cutoff=0.3)
+    raise ResultError(
+        f"no candidate {candidate_id!r} in this run; nearest: {', '.join(near) or '-'}"
+    )
+
+
+def life_of(run: Path, candidate_id: str) -> dict[str, Any]:
+    """Return what happened to one candidate of a finished run.
+
+    Keys: `candidate` (its row), `stages` (each with `outcome` passed, rejected or not reached),
+    `ranking` (its entry or null), `simulations` (rows by level).
+
+    Raises:
+        ResultError: no such run or candidate.
+    """
+    result = read_result(run)
+    row = find_candidate(read_frame(run, "candidates.parquet"), candidate_id)
+    simulations = read_frame(run, "simulations.parquet")
+    if "candidate_id" in simulations.columns:
+        simulations = simulations.filter(pl.col("candidate_id") == candidate_id)
+    last = row["stage"]
+    stages = []
+    for stage in result["stages"]:
+        number = stage["number"]
+        outcome = "passed" if last is None or number < last else "not reached"
+        if number == last:
+            outcome = "rejected"
+        stages.append({"number": number, "name": stage["name"], "outcome": outcome})
+    entries = [e for e in result["ranking"] if e["candidate_id"] == candidate_id]
+    return {
+        "candidate": row,
+        "stages": stages,
+        "ranking": entries[0] if entries else None,
+        "simulations": simulations.to_dicts(),
+    }

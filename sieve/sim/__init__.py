@@ -1,0 +1,1 @@
+"""Replay of one candidate's scheduler over the traffic, iteration by iteration."""

@@ -1,0 +1,235 @@
+"""From a file or mapping to a resolved spec: overrides, grid file, merge, every fault at once."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from sieve.errors import Fault, SpecError
+from sieve.resources import data_folder
+from sieve.spec.loader import load_mapping, parse_yaml
+from sieve.spec.models import FleetSpec, GridSpec, RunSpec, StrictModel
+from sieve.spec.slo import SloSet, parse_slos
+
+T = TypeVar("T", bound=StrictModel)
+DEFAULT_ENGINE = "vllm"
+_FLEET_DEFAULTS = {
+    "max_gpus": 8, "gpus_per_node": 8, "billing": "gpu", "routing": "round_robin",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ResolvedSpec:
+    """A spec with its grid merged in and every default filled.
+
+    Attributes:
+        run: the spec as written, validated.
+        grid: the grid, with the spec's GPUs in place of its own where given.
+        grid_name: name or path of the grid.
+        model: model name or inline facts.
+        engine: engine text.
+        fleet: fleet with defaults filled.
+        slos: parsed objectives.
+        base_dir: folder that relative paths start from.
+        source: file name or "spec".
+    """
+
+    run: RunSpec
+    grid: GridSpec
+    grid_name: str
+    model: str | dict[str, Any]
+    engine: str
+    fleet: FleetSpec
+    slos: SloSet
+    base_dir: Path
+    source: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the resolved spec as JSON data, free of paths of this machine and clocks."""
+        run = self.run.model_dump(mode="json", exclude_none=True)
+        run.update(
+            model=self.model,
+            engine=self.engine,
+            fleet=self.fleet.model_dump(mode="json", exclude_none=True),
+            grid=self.grid.model_dump(mode="json", exclude_none=True) | {"name": self.grid_name},
+            slo=self.slos.texts,
+        )
+        return run
+
+
+def load_spec(
+    source: str | Path | Mapping[str, Any],
+    *,
+    overrides: Sequence[str] = (),
+    base_dir: Path | None = None,
+) -> ResolvedSpec:
+    """Return the resolved spec of a YAML file or a mapping.
+
+    Args:
+        source: path of a spec file, or the spec as a mapping.
+        overrides: `dotted.key=value` texts, applied in order; values are read as YAML.
+        base_dir: folder for relative paths; default: the file's own, else the current one.
+
+    Raises:
+        SpecError: every fault of the spec, or of its grid file, at once.
+    """
+    if isinstance(source, Mapping):
+        raw, name, base = dict(source), "spec", base_dir or Path.cwd()
+    else:
+        path = Path(source)
+        raw, name, base = load_mapping(path, "run spec"), str(path), base_dir or path.parent
+    for text in overrides:
+        _apply_override(raw, text)
+    run, faults = _validate(RunSpec, raw)
+    slos, slo_faults = parse_slos(raw["slo"]) if "slo" in raw else (SloSet(), [])
+    faults += slo_faults
+    if not faults and not slos.texts:
+        faults.append(Fault("slo", "is empty; give at least one objective such as ttft_p99: 2 s"))
+    grid, grid_name, grid_faults = _load_grid(raw.get("grid", "default"), base)
+    faults += grid_faults
+    if run is None or grid is None or faults:
+        raise SpecError(name, faults)
+    model = run.model if run.model is not None else grid.model
+    if model is None:
+        raise SpecError(
+            name, [Fault("model", "missing; name a model, a config.json or give facts")]
+        )
+    fleet = _merge_fleet(run.fleet, grid.fleet)
+    if fleet.gpus is None and "gpu" not in grid.axes:
+        fault = Fault("fleet.gpus", "missing; name at least one GPU (`sieve gpus` lists them)")
+        raise SpecError(name, [fault])
+    return ResolvedSpec(
+        run=run,
+        grid=grid,
+        grid_name=grid_name,
+        model=model,
+        engine=run.engine or grid.engine or DEFAULT_ENGINE,
+        fleet=fleet,
+        slos=slos,
+        base_dir=base,
+        source=name,
+    )
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON schema of the run spec."""
+    schema = RunSpec.model_json_schema()
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["title"] = "sieve run spec"
+    return schema
+
+
+def _merge_fleet(own: FleetSpec, grid: FleetSpec | None) -> FleetSpec:
+    values: dict[str, Any] = dict(_FLEET_DEFAULTS)
+    for layer in (grid, own):
+        if layer is not None:
+            values |= {k: v for k, v in layer.__dict__.items() if v is not None}
+    return FleetSpec(**values)
+
+
+def _load_grid(value: Any, base: Path) -> tuple[GridSpec | None, str, list[Fault]]:
+    if isinstance(value, Mapping):
+        grid, faults = _validate(GridSpec, dict(value), "grid")
+        return grid, str(value.get("name", "inline")), faults
+    if not isinstance(value, str):
+        return None, "", [Fault("grid", f"found {value!r}, expected a name, a path or axes")]
+    folder = data_folder("grids")
+    shipped = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    path = shipped.get(value, base / value)
+    if not path.exists():
+        near = difflib.get_close_matches(value, shipped, n=3)
+        known = ", ".join(near or shipped)
+        return None, "", [Fault("grid", f"no grid or file {value!r}; grids are: {known}")]
+    try:
+        raw = load_mapping(path, "grid file")
+    except SpecError as error:
+        faults = [Fault(f"grid ({value})", str(fault)) for fault in error.faults]
+        return None, value, faults
+    grid, faults = _validate(GridSpec, raw, f"grid ({value})")
+    return grid, path.stem, faults
+
+
+def _apply_override(raw: dict[str, Any], text: str) -> None:
+    key, sign, value = text.partition("=")
+    parts = key.strip().split(".")
+    if not sign or not all(parts):
+        raise SpecError("--set", [Fault("", f"found {text!r}, expected dotted.key=value")])
+    target = raw
+    for i, part in enumerate(parts[:-1]):
+        child = target.get(part)
+        if child is None:
+            child = {}
+        if not isinstance(child, dict):
+            where = ".".join(parts[: i + 1])
+            raise SpecError("--set", [Fault(key, f"{where} is {child!r}, which has no keys")])
+        target[part] = dict(child)
+        target = target[part]
+    target[parts[-1]] = parse_yaml(value, f"--set {key}")
+
+
+def _validate(
+    model: type[T], raw: dict[str, Any], prefix: str = ""
+) -> tuple[T | None, list[Fault]]:
+    """Return the validated model, or None and every fault with its dotted path."""
+    try:
+        return model.model_validate(raw), []
+    except ValidationError as error:
+        faults: dict[tuple[str, str], Fault] = {}
+        for item in error.errors():
+            fault = _fault_of(model, item, prefix)
+            faults.setdefault((fault.path, fault.message), fault)
+        return None, list(faults.values())
+
+
+def _fault_of(model: type[BaseModel], item: Any, prefix: str) -> Fault:
+    loc = [p for p in item["loc"] if not _is_union_tag(p)]
+    path = prefix
+    for part in loc:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
+    kind = item["type"]
+    if kind == "extra_forbidden":
+        allowed = _allowed_keys(model, loc[:-1])
+        near = difflib.get_close_matches(str(loc[-1]), allowed, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"allowed are: {', '.join(allowed)}"
+        return Fault(path, f"unknown key; {hint}")
+    if kind == "missing":
+        return Fault(path, "missing")
+    message = item["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    if kind == "value_error":
+        return Fault(path, message)
+    found = repr(item["input"])
+    found = found if len(found) <= 60 else found[:57] + "..."
+    return Fault(path, f"found {found}, expected {message}")
+
+
+def _is_union_tag(part: Any) -> bool:
+    """Tell whether a location part is pydantic's own name of a union member."""
+    return isinstance(part, str) and (
+        part in {"str", "int", "float", "bool"} or "[" in part or part.startswith("function-")
+    )
+
+
+def _allowed_keys(model: type[BaseModel], loc: Sequence[Any]) -> list[str]:
+    """Return the keys of the sub-model that `loc` leads to."""
+    current: Any = model
+    for part in loc:
+        if isinstance(part, int) or not hasattr(current, "model_fields"):
+            continue
+        annotation = current.model_fields[part].annotation if part in current.model_fields else None
+        current = _sub_model(annotation) or current
+    return sorted(current.model_fields)
+
+
+def _sub_model(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for arg in getattr(annotation, "__args__", ()):
+        found = _sub_model(arg)
+        if found is not None:
+            return found
+    return None

@@ -1,0 +1,288 @@
+"""Service-level objectives: what a user may ask for and how it is written.
+
+Definitions: TTFT is first token minus arrival, queueing included; TPOT is per request
+(E2E - TTFT)/(output tokens - 1) and does not exist for one-token answers; ITL pools the gaps
+between tokens over all requests; E2E is last token minus arrival.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sieve.errors import Fault, InvalidInput
+from sieve.units import parse_quantity
+
+LATENCY_METRICS: Final = ("ttft", "tpot", "itl", "e2e")
+_ALIASES: Final = {
+    "time_to_first_token": "ttft",
+    "inter_token_latency": "itl",
+    "request_latency": "e2e",
+    "e2el": "e2e",
+    "output_token_throughput": "output_tokens_per_s",
+    "output_throughput": "output_tokens_per_s",
+}
+_KEY: Final = re.compile(r"^([a-z0-9_]+?)_(mean|p\d{1,2}(?:[._]\d{1,2})?)$")
+_TEXT: Final = re.compile(
+    r"^\s*([a-z0-9_]+)(?::(mean|p\d{1,2}(?:\.\d{1,2})?))?\s*(<=|>=)\s*(.+?)\s*$"
+)
+_GATE: Final = re.compile(r"^\s*(attainment|goodput)\(([^()]*)\)\s*>=\s*(.+?)\s*$")
+_INNER: Final = re.compile(r"^\s*([a-z0-9_]+)\s*<=\s*(.+?)\s*$")
+
+
+@dataclass(frozen=True)
+class Slo:
+    """One limit on one metric of the whole run.
+
+    Attributes:
+        metric: `ttft`, `tpot`, `itl`, `e2e` or `output_tokens_per_s`.
+        statistic: `mean`, `p99` ..., "" for rates.
+        at_most: True for latencies, False for rates.
+        limit: seconds, or tokens per second.
+    """
+
+    metric: str
+    statistic: str
+    at_most: bool
+    limit: float
+
+    @property
+    def column(self) -> str:
+        """Name of the metric's column, such as `ttft_p99_s`."""
+        return latency_column(self.metric, self.statistic) if self.statistic else self.metric
+
+    @property
+    def text(self) -> str:
+        """The limit as a user would write it."""
+        if self.statistic:
+            return f"{self.metric}:{self.statistic}<={_seconds(self.limit)}"
+        return f"{self.metric}>={self.limit:g}"
+
+
+@dataclass(frozen=True)
+class LatencyLimits:
+    """Per-request limits of an attainment or goodput gate, in seconds; None where not limited."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    e2e_s: float | None = None
+
+    @property
+    def text(self) -> str:
+        """The limits as a user would write them."""
+        parts = [("ttft", self.ttft_s), ("tpot", self.tpot_s), ("e2e", self.e2e_s)]
+        return ",".join(f"{name}<={_seconds(v)}" for name, v in parts if v is not None)
+
+
+@dataclass(frozen=True)
+class SloSet:
+    """All objectives of a run.
+
+    Attributes:
+        limits: metric limits in the order given.
+        attainment: (share, limits) or None.
+        goodput: (requests per second, limits) or None.
+    """
+
+    limits: tuple[Slo, ...] = ()
+    attainment: tuple[float, LatencyLimits] | None = None
+    goodput: tuple[float, LatencyLimits] | None = None
+
+    @property
+    def texts(self) -> list[str]:
+        """Every objective as a text, in a fixed order."""
+        out = [slo.text for slo in self.limits]
+        if self.attainment:
+            out.append(f"attainment({self.attainment[1].text})>={self.attainment[0]:g}")
+        if self.goodput:
+            out.append(f"goodput({self.goodput[1].text})>={self.goodput[0]:g}/s")
+        return out
+
+    def limit_on(self, metric: str) -> Slo | None:
+        """Return the tightest limit on a latency metric over its statistics, or None."""
+        found = [slo for slo in self.limits if slo.metric == metric and slo.at_most]
+        return min(found, key=lambda slo: slo.limit) if found else None
+
+    def request_limits(self) -> LatencyLimits:
+        """Return the limits that goodput and attainment of a report are counted with.
+
+        The gates' own limits if a gate is given, else the tightest latency limits.
+        """
+        if self.goodput:
+            return self.goodput[1]
+        if self.attainment:
+            return self.attainment[1]
+        limits = {m: self.limit_on(m) for m in ("ttft", "tpot", "e2e")}
+        return LatencyLimits(**{f"{m}_s": slo.limit if slo else None for m, slo in limits.items()})
+
+
+def latency_column(metric: str, statistic: str) -> str:
+    """Return the column of a latency statistic: `ttft`, `p99.9` -> `ttft_p99_9_s`."""
+    return f"{metric}_{statistic.replace('.', '_')}_s"
+
+
+def _seconds(value: float) -> str:
+    return f"{value * 1e3:g}ms" if value < 1 else f"{value:g}s"
+
+
+def parse_slos(value: Any, path: str = "slo") -> tuple[SloSet, list[Fault]]:
+    """Return the objectives in a mapping or list of texts, and every fault found."""
+    faults: list[Fault] = []
+    limits: list[Slo] = []
+    gates: dict[str, tuple[float, LatencyLimits]] = {}
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            _parse_entry(str(key), item, f"{path}.{key}", limits, gates, faults)
+    elif isinstance(value, list):
+        for i, text in enumerate(value):
+            _parse_text(text, f"{path}[{i}]", limits, gates, faults)
+    else:
+        faults.append(
+            Fault(path, f"found {value!r}, expected a mapping or a list such as ['ttft:p99<=2s']")
+        )
+    seen: dict[str, str] = {}
+    for slo in limits:
+        if slo.column in seen:
+            faults.append(
+                Fault(path, f"{slo.column} is limited twice: {seen[slo.column]}, {slo.text}")
+            )
+        seen[slo.column] = slo.text
+    return SloSet(tuple(limits), gates.get("attainment"), gates.get("goodput")), faults
+
+
+def _positive(value: Any, unit: str, path: str, faults: list[Fault]) -> float | None:
+    try:
+        number = parse_quantity(value, unit)
+    except InvalidInput as error:
+        faults.append(Fault(path, str(error)))
+        return None
+    if number <= 0:
+        faults.append(Fault(path, f"found {value!r}; a limit must be above 0 to be reachable"))
+        return None
+    return number
+
+
+def _add_limit(
+    metric: str, statistic: str, value: Any, path: str, limits: list[Slo], faults: list[Fault]
+) -> None:
+    name = _ALIASES.get(metric, metric)
+    if name in LATENCY_METRICS:
+        if not statistic:
+            faults.append(
+                Fault(path, f"say which statistic of {name}: mean, p50, p95, p99 (as `{name}_p99`)")
+            )
+            return
+        stat = statistic.replace("_", ".")
+        if stat != "mean" and not 0 < float(stat[1:]) < 100:
+            faults.append(Fault(path, f"percentile {stat!r} is not between p0 and p100"))
+            return
+        number = _positive(value, "s", path, faults)
+        if number is not None:
+            limits.append(Slo(name, stat, at_most=True, limit=number))
+    elif name == "output_tokens_per_s" and not statistic:
+        number = _positive(value, "per_s", path, faults)
+        if number is not None:
+            limits.append(Slo(name, "", at_most=False, limit=number))
+    else:
+        faults.append(
+            Fault(
+                path,
+                f"unknown objective {metric!r}; known are ttft, tpot, itl, e2e with a statistic "
+                "(ttft_p99), output_tokens_per_s, attainment and goodput",
+            )
+        )
+
+
+def _parse_entry(
+    key: str,
+    item: Any,
+    path: str,
+    limits: list[Slo],
+    gates: dict[str, tuple[float, LatencyLimits]],
+    faults: list[Fault],
+) -> None:
+    if key in {"attainment", "goodput"}:
+        _parse_gate(key, item, path, gates, faults)
+        return
+    match = _KEY.match(key)
+    metric, statistic = (match[1], match[2]) if match else (key, "")
+    _add_limit(metric, statistic, item, path, limits, faults)
+
+
+def _parse_gate(
+    kind: str,
+    item: Any,
+    path: str,
+    gates: dict[str, tuple[float, LatencyLimits]],
+    faults: list[Fault],
+) -> None:
+    target = "share" if kind == "attainment" else "per_s"
+    example = f"{{{target}: {'0.95' if kind == 'attainment' else '4'}, ttft: 2 s, tpot: 50 ms}}"
+    if not isinstance(item, Mapping):
+        faults.append(Fault(path, f"found {item!r}, expected a mapping as {example}"))
+        return
+    values: dict[str, float] = {}
+    for key, value in item.items():
+        name = _ALIASES.get(str(key), str(key))
+        if name == target:
+            unit = "frac" if kind == "attainment" else "per_s"
+            number = _positive(value, unit, f"{path}.{key}", faults)
+            if number is not None and kind == "attainment" and number > 1:
+                faults.append(Fault(f"{path}.{key}", f"found {value!r}; a share is at most 1"))
+            elif number is not None:
+                values[target] = number
+        elif name in {"ttft", "tpot", "e2e"}:
+            number = _positive(value, "s", f"{path}.{key}", faults)
+            if number is not None:
+                values[f"{name}_s"] = number
+        else:
+            faults.append(
+                Fault(f"{path}.{key}", f"unknown key; allowed are {target}, ttft, tpot, e2e")
+            )
+    if target not in item:
+        faults.append(Fault(f"{path}.{target}", f"missing; write it as {example}"))
+    if not any(k in item for k in ("ttft", "tpot", "e2e", *_ALIASES)):
+        faults.append(Fault(path, f"needs at least one limit of ttft, tpot, e2e, as {example}"))
+    if target in values:
+        share = values.pop(target)
+        gates[kind] = (share, LatencyLimits(**values))
+
+
+def _parse_text(
+    text: Any,
+    path: str,
+    limits: list[Slo],
+    gates: dict[str, tuple[float, LatencyLimits]],
+    faults: list[Fault],
+) -> None:
+    if not isinstance(text, str):
+        faults.append(Fault(path, f"found {text!r}, expected a text such as 'ttft:p99<=500ms'"))
+        return
+    if gate := _GATE.match(text):
+        item: dict[str, Any] = {"share" if gate[1] == "attainment" else "per_s": gate[3]}
+        for part in gate[2].split(","):
+            inner = _INNER.match(part)
+            if inner is None:
+                faults.append(Fault(path, f"cannot read {part.strip()!r}, expected 'ttft<=500ms'"))
+                return
+            item[inner[1]] = inner[2]
+        _parse_gate(gate[1], item, path, gates, faults)
+        return
+    match = _TEXT.match(text)
+    if match is None:
+        faults.append(
+            Fault(
+                path,
+                f"cannot read {text!r}; forms are 'ttft:p99<=500ms', 'output_tokens_per_s>=5000', "
+                "'attainment(ttft<=2s,tpot<=50ms)>=0.95', 'goodput(ttft<=2s)>=4/s'",
+            )
+        )
+        return
+    metric, statistic, sign, value = match[1], match[2] or "", match[3], match[4]
+    wanted = ">=" if _ALIASES.get(metric, metric) == "output_tokens_per_s" else "<="
+    if sign != wanted:
+        faults.append(Fault(path, f"{metric} is limited with {wanted}, found {text!r}"))
+        return
+    _add_limit(metric, statistic, value, path, limits, faults)

@@ -1,0 +1,1 @@
+"""Rules that a deployment must obey before memory or speed matter."""

@@ -1,0 +1,224 @@
+"""Validity rules, each a function over columns that returns where it fails and two numbers.
+
+An engine profile names the rules it applies, in order; the first that fails is the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from sieve.arrays import FloatArray, IntArray
+from sieve.catalog.architecture import ModelArchitecture
+from sieve.errors import InvalidInput
+
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """Columns of n candidates and the facts that rules compare them with.
+
+    Attributes:
+        model: architecture.
+        tp, pp, ep, replicas, max_num_seqs, max_num_batched_tokens: (n,).
+        max_model_len: (n,) 0 where the model states no limit.
+        rates_known: (n,) the GPU's arithmetic rate, and its link rate where ranks talk, are known.
+        compute_capability: (n,) of the GPU, nan where it has none.
+        needs_capability: (n,) least capability for the precisions chosen, 0 if any will do.
+        gpus_per_node, max_gpus: limits of the fleet.
+        longest_request: longest prompt + answer of the traffic, tokens.
+    """
+
+    model: ModelArchitecture
+    tp: IntArray
+    pp: IntArray
+    ep: IntArray
+    replicas: IntArray
+    max_num_seqs: IntArray
+    max_num_batched_tokens: IntArray
+    max_model_len: IntArray
+    rates_known: BoolArray
+    compute_capability: FloatArray
+    needs_capability: FloatArray
+    gpus_per_node: int
+    max_gpus: int
+    longest_request: int
+
+
+@dataclass(frozen=True, eq=False)
+class Finding:
+    """Where a rule fails, and the two numbers it compared; (n,) or scalars."""
+
+    fails: BoolArray
+    observed: npt.ArrayLike
+    limit: npt.ArrayLike
+    unit: str
+
+
+def _tp_divides(c: Candidates) -> Finding:
+    """TP must divide query heads and width; observed is the first that it does not divide."""
+    heads, width = c.model.num_attention_heads, c.model.hidden_size
+    by_heads = heads % c.tp != 0
+    return Finding(
+        by_heads | (width % c.tp != 0), np.where(by_heads, heads, width), c.tp, "divisible by tp"
+    )
+
+
+def _tp_divides_heads(c: Candidates) -> Finding:
+    heads = c.model.num_attention_heads
+    return Finding(heads % c.tp != 0, heads, c.tp, "query heads, divisible by tp")
+
+
+def _kv_heads_tp(c: Candidates) -> Finding:
+    """KV heads are split evenly, or replicated evenly once TP exceeds their number."""
+    heads = c.model.num_key_value_heads
+    fails = np.where(c.tp <= heads, heads % c.tp != 0, c.tp % heads != 0)
+    return Finding(fails, heads, c.tp, "KV heads, tp divides them or is a multiple")
+
+
+def _tp_divides_width(c: Candidates) -> Finding:
+    """TP must divide the width and every feed-forward width that it splits."""
+    widths = [c.model.hidden_size]
+    if c.model.intermediate_size and (c.model.moe is None or c.model.moe.num_dense_layers):
+        widths.append(c.model.intermediate_size)
+    if c.model.moe:
+        widths += [w for w in (c.model.moe.shared_intermediate_size,) if w]
+    observed = np.full(len(c.tp), widths[0])
+    fails = np.zeros(len(c.tp), np.bool_)
+    for width in widths:
+        bad = ~fails & (width % c.tp != 0)
+        observed[bad] = width
+        fails |= bad
+    if c.model.moe:
+        width = c.model.moe.moe_intermediate_size
+        bad = ~fails & (width % (c.tp // np.maximum(c.ep, 1)).clip(min=1) != 0)
+        observed[bad] = width
+        fails |= bad
+    return Finding(fails, observed, c.tp, "width, divisible by tp")
+
+
+def _ep_size(c: Candidates) -> Finding:
+    """Experts are spread over all TP ranks or over none."""
+    legal = (c.ep == 1) | ((c.ep == c.tp) & (c.model.moe is not None))
+    return Finding(~legal, c.ep, c.tp if c.model.moe else 1, "ep is 1 or tp, experts only")
+
+
+def _ep_divides_experts(c: Candidates) -> Finding:
+    experts = c.model.moe.num_experts if c.model.moe else 1
+    return Finding((c.ep > 1) & (experts % c.ep != 0), experts, c.ep, "experts, divisible by ep")
+
+
+def _pp_divides(c: Candidates) -> Finding:
+    layers = c.model.num_hidden_layers
+    return Finding(layers % c.pp != 0, layers, c.pp, "layers, divisible by pp")
+
+
+def _pp_layers(c: Candidates) -> Finding:
+    return Finding(c.pp > c.model.num_hidden_layers, c.pp, c.model.num_hidden_layers, "stages")
+
+
+def _node(c: Candidates) -> Finding:
+    return Finding(c.tp * c.pp > c.gpus_per_node, c.tp * c.pp, c.gpus_per_node, "GPUs in a node")
+
+
+def _gpu_budget(c: Candidates) -> Finding:
+    gpus = c.tp * c.pp * c.replicas
+    return Finding(gpus > c.max_gpus, gpus, c.max_gpus, "GPUs")
+
+
+def _tokens_cover_seqs(c: Candidates) -> Finding:
+    """The engine refuses a token budget below the sequence limit."""
+    return Finding(
+        c.max_num_batched_tokens < c.max_num_seqs,
+        c.max_num_batched_tokens,
+        c.max_num_seqs,
+        "tokens, at least max_num_seqs",
+    )
+
+
+def _rates_known(c: Candidates) -> Finding:
+    """Without an arithmetic or link rate there is no step time, and none is invented."""
+    return Finding(~c.rates_known, 0.0, 1.0, "known arithmetic and link rates of the GPU")
+
+
+def _dtype_supported(c: Candidates) -> Finding:
+    known = ~np.isnan(c.compute_capability)
+    return Finding(
+        known & (c.compute_capability < c.needs_capability),
+        c.compute_capability,
+        c.needs_capability,
+        "compute capability",
+    )
+
+
+def _model_len(c: Candidates) -> Finding:
+    limited = c.max_model_len > 0
+    return Finding(
+        limited & (c.longest_request > c.max_model_len),
+        c.longest_request,
+        c.max_model_len,
+        "tokens",
+    )
+
+
+RULES: Final[Mapping[str, Callable[[Candidates], Finding]]] = {
+    "tp_divides": _tp_divides,
+    "tp_divides_heads": _tp_divides_heads,
+    "kv_heads_tp": _kv_heads_tp,
+    "tp_divides_width": _tp_divides_width,
+    "ep_size": _ep_size,
+    "ep_divides_experts": _ep_divides_experts,
+    "pp_divides": _pp_divides,
+    "pp_layers": _pp_layers,
+    "node": _node,
+    "gpu_budget": _gpu_budget,
+    "tokens_cover_seqs": _tokens_cover_seqs,
+    "rates_known": _rates_known,
+    "dtype_supported": _dtype_supported,
+    "model_len": _model_len,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Verdicts:
+    """The first failing rule of every candidate.
+
+    Attributes:
+        reason: (n,) rule name, "" where the candidate is valid.
+        observed, limit: (n,) the numbers compared, nan where valid.
+        unit: (n,) what the numbers are.
+    """
+
+    reason: npt.NDArray[np.object_]
+    observed: FloatArray
+    limit: FloatArray
+    unit: npt.NDArray[np.object_]
+
+
+def check(candidates: Candidates, rules: Sequence[str]) -> Verdicts:
+    """Return the first rule that each candidate breaks.
+
+    Raises:
+        InvalidInput: an engine profile names a rule that does not exist.
+    """
+    n = len(candidates.tp)
+    reason = np.full(n, "", object)
+    unit = np.full(n, "", object)
+    observed, limit = np.full(n, np.nan), np.full(n, np.nan)
+    for name in rules:
+        if name not in RULES:
+            raise InvalidInput(f"unknown validity rule {name!r}; rules are: {', '.join(RULES)}")
+        found = RULES[name](candidates)
+        new = np.asarray(found.fails, np.bool_) & (reason == "")
+        if not new.any():
+            continue
+        reason[new] = name
+        unit[new] = found.unit
+        observed[new] = np.broadcast_to(np.asarray(found.observed, np.float64), n)[new]
+        limit[new] = np.broadcast_to(np.asarray(found.limit, np.float64), n)[new]
+    return Verdicts(reason, observed, limit, unit)

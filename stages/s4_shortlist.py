@@ -1,0 +1,248 @@
+"""Stage 4: score every survivor in closed form and take the shortlist.
+
+The score is the ranking objective at its optimistic end, so that a good candidate is not lost to
+the model's error. A candidate whose optimistic end already misses an objective is rejected with
+`bound_misses_slo`. Of the rest `size` are taken, at most `per_family` of one (GPU, TP, PP,
+replicas): by turns the best score (a stretch, perhaps too small for its load) and the best score
+among those whose pessimistic end holds too (a safe pick). Under `reference` the score is output
+tokens per second per GPU at the stage-3 batch, there is one list, and no bound rejects anything.
+"""
+
+from __future__ import annotations
+
+from math import exp
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from sieve.arrays import FloatArray, IntArray
+from sieve.context import RunContext
+from sieve.formulas.sizing import cost_per_mtok, decode_step_s, shortlist
+from sieve.perf.estimate import Ends, Estimates
+from sieve.ranking.intervals import log_error
+from sieve.ranking.objective import sort_keys
+from sieve.stage import Stage, StageResult, reject, split
+
+STAGE: Final = Stage(
+    number=4,
+    name="shortlist",
+    purpose="score at the optimistic end; the best go on, diversity capped by family",
+    reasons={"bound_misses_slo": "misses_slo", "not_selected": "not_selected"},
+    adds=("score", "bound_output_tokens_per_s", "bound_ttft_s", "bound_tpot_s"),
+)
+_GROUP: Final = ("gpu", "tp", "pp", "replicas")
+
+
+def run(candidates: pl.DataFrame, context: RunContext) -> StageResult:
+    """Return the shortlist, and the rest with the bound they miss or as not selected."""
+    if candidates.is_empty():
+        return StageResult(_with_empty_bounds(candidates), _no_rows(candidates))
+    if context.is_reference:
+        scored = _plain_scores(candidates, context).with_columns(is_safe=pl.lit(value=False))
+        return _select(scored, [], context)
+    best = _estimates(candidates, context, sign=1)
+    scored = _scores(candidates, best, context)
+    parts = _cut_on_bounds(scored, best, context)
+    worst = _estimates(parts.admitted, context, sign=-1)
+    safe = _shortfalls(worst, context).max(axis=0, initial=0.0) <= 1.0
+    chosen = parts.admitted.with_columns(pl.Series("is_safe", safe, pl.Boolean))
+    return _select(chosen, [parts.rejected], context)
+
+
+def _with_empty_bounds(candidates: pl.DataFrame) -> pl.DataFrame:
+    return candidates.with_columns(pl.lit(None, pl.Float64).alias(name) for name in STAGE.adds)
+
+
+def _no_rows(candidates: pl.DataFrame) -> pl.DataFrame:
+    return reject(
+        _with_empty_bounds(candidates), kind="", reason="", observed=0.0, limit=0.0, unit=""
+    )
+
+
+def _select(hopeful: pl.DataFrame, missing: list[pl.DataFrame], context: RunContext) -> StageResult:
+    limits = context.spec.run.shortlist
+    everything = context.exhaustive or len(hopeful) <= limits.exhaustive_below
+    if hopeful.is_empty():
+        hopeful = hopeful.drop("is_safe")
+        return StageResult(hopeful, pl.concat([*missing, _no_rows(hopeful.drop(STAGE.adds))]))
+    taken = shortlist(
+        hopeful["score"].to_numpy(),
+        _tie_breaks(hopeful, context),
+        hopeful.select(pl.concat_str(_GROUP, separator="|"))["gpu"].to_numpy().astype(str),
+        preferred=hopeful["is_safe"].to_numpy(),
+        size=len(hopeful) if everything else limits.size,
+        per_family=len(hopeful) if everything else limits.per_family,
+    )
+    chosen = hopeful[taken].drop("is_safe")
+    left = hopeful.drop("is_safe").join(
+        chosen.select("candidate_id"), on="candidate_id", how="anti", maintain_order="left"
+    )
+    rest = reject(
+        left,
+        kind="not_selected",
+        reason="not_selected",
+        observed=pl.col("score"),
+        limit=float(hopeful["score"].to_numpy()[taken].min()),
+        unit="score, the lowest one taken",
+    )
+    return StageResult(chosen, pl.concat([*missing, rest]))
+
+
+def _tie_breaks(candidates: pl.DataFrame, context: RunContext) -> IntArray:
+    """Return what decides between equal scores: more capacity, then the id; plain rules: the id."""
+    ids = candidates["candidate_id"].to_numpy().astype(str)
+    capacity = candidates["bound_output_tokens_per_s"].to_numpy()
+    keys = (ids,) if context.is_reference else (ids, -capacity)
+    position = np.empty(len(candidates), np.int64)
+    position[np.lexsort(keys)] = np.arange(len(candidates))
+    return position
+
+
+def _plain_scores(candidates: pl.DataFrame, context: RunContext) -> pl.DataFrame:
+    """Return the score of the sizing specification 9.6: tokens/s per GPU from the bounds of 9.5."""
+    bandwidth = {name: gpu.mem_bw_bytes_per_s for name, gpu in context.gpus.items()}
+    tp, pp = candidates["tp"].to_numpy(), candidates["pp"].to_numpy()
+    per_token = (
+        candidates["kv_block_bytes_per_gpu"].to_numpy() / candidates["block_size"].to_numpy()
+    )
+    batch = candidates["batch"].to_numpy()
+    tpot = decode_step_s(
+        batch=batch,
+        weight_bytes=context.model.params * candidates["weight_bytes_per_param"].to_numpy() / tp,
+        kv_read_bytes_per_seq=per_token * pp * context.workload.decode_context,
+        bandwidth=candidates["gpu"].replace_strict(bandwidth, return_dtype=pl.Float64).to_numpy(),
+        overhead_s=0.0,
+    )
+    tokens = batch / tpot
+    return candidates.with_columns(
+        pl.Series("score", tokens / (tp * pp)),
+        pl.Series("bound_output_tokens_per_s", tokens * candidates["replicas"].to_numpy()),
+        pl.lit(None, pl.Float64).alias("bound_ttft_s"),
+        pl.Series("bound_tpot_s", tpot),
+    )
+
+
+def _estimates(candidates: pl.DataFrame, context: RunContext, *, sign: int) -> Estimates:
+    """Return the closed-form metrics at the optimistic (sign 1) or pessimistic (-1) end."""
+    confidence = context.spec.run.rank.confidence
+    ends = Ends(
+        step=exp(sign * log_error("tpot", "extrapolated", confidence)),
+        prompt=exp(sign * log_error("ttft", "extrapolated", confidence)),
+    )
+    return Estimates(candidates, context.tables, context.requests, context.workload, ends)
+
+
+def _scores(candidates: pl.DataFrame, best: Estimates, context: RunContext) -> pl.DataFrame:
+    tokens = best.capacity_per_s() * context.workload.mean_output
+    offered = context.workload.offered_tokens_per_s
+    served = tokens if offered is None else np.minimum(tokens, offered)
+
+    def metric(name: str) -> FloatArray:
+        return _metric(name, candidates, served, best, context)
+
+    keys = sort_keys(context.spec.run.rank.objective, metric, context.spec.source)
+    score = -keys[0]
+    if len(keys) > 1:
+        score = np.empty(len(candidates))
+        score[np.lexsort(tuple(reversed(keys)))] = -np.arange(len(candidates), dtype=np.float64)
+    return candidates.with_columns(
+        pl.Series("score", score, pl.Float64),
+        pl.Series("bound_output_tokens_per_s", tokens),
+        pl.Series("bound_ttft_s", best.ttft_s("p50")),
+        pl.Series("bound_tpot_s", best.tpot_s("mean")),
+    )
+
+
+def _metric(
+    name: str,
+    candidates: pl.DataFrame,
+    served: FloatArray,
+    best: Estimates,
+    context: RunContext,
+) -> FloatArray:
+    """Return the optimistic end of an objective's metric, (n,)."""
+    gpus = candidates["num_gpus"].to_numpy()
+    if name == "usd_per_mtok":
+        prices = {gpu: facts.usd_per_gpu_hour for gpu, facts in context.gpus.items()}
+        node = context.spec.fleet.gpus_per_node
+        return cost_per_mtok(
+            usd_per_gpu_hour=candidates["gpu"]
+            .replace_strict(prices, return_dtype=pl.Float64)
+            .to_numpy(),
+            gpus=gpus,
+            tokens_per_s=served,
+            gpus_per_node=node if context.spec.fleet.billing == "node" else None,
+        )
+    if name == "output_tokens_per_s_per_gpu":
+        return np.asarray(served / gpus)
+    if name == "num_gpus":
+        return gpus.astype(np.float64)
+    if name in {"output_tokens_per_s", "goodput_per_s", "slo_attainment"}:
+        return served
+    metric, stat = name.removesuffix("_s").split("_", 1)
+    return _latency(best, metric, stat.replace("_", "."))
+
+
+def _latency(ends: Estimates, metric: str, stat: str) -> FloatArray:
+    if metric == "ttft":
+        return ends.ttft_s(stat)
+    if metric == "e2e":
+        return ends.e2e_s(stat)
+    return ends.tpot_s("p50" if metric == "itl" else stat)
+
+
+def _limits(context: RunContext) -> list[tuple[str, str, float, str]]:
+    """Return (metric, statistic, limit, text) of every necessary condition of the objectives.
+
+    An attainment share is a percentile of each of its limits: all at once implies each.
+    """
+    slos = context.slos
+    found = [(s.metric, s.statistic, s.limit, s.text) for s in slos.limits]
+    if slos.attainment:
+        share, inner = slos.attainment
+        stat = f"p{min(share * 100, 99.99):g}"
+        for metric in ("ttft", "tpot", "e2e"):
+            limit = getattr(inner, f"{metric}_s")
+            if limit is not None:
+                found.append((metric, stat, limit, f"attainment: {metric} {stat}"))
+    if slos.goodput:
+        found.append(("requests_per_s", "", slos.goodput[0], "goodput: requests/s"))
+    return found
+
+
+def _values(ends: Estimates, metric: str, stat: str) -> FloatArray:
+    """Return a metric; throughput is what the candidate could serve, whatever the traffic asks."""
+    if metric == "output_tokens_per_s":
+        return ends.capacity_per_s() * ends.workload.mean_output
+    if metric == "requests_per_s":
+        return ends.capacity_per_s()
+    return _latency(ends, metric, stat)
+
+
+def _shortfalls(ends: Estimates, context: RunContext) -> FloatArray:
+    """Return by what factor each objective is missed, (objectives, n); at most 1 holds."""
+    rows = []
+    for metric, stat, limit, _ in _limits(context):
+        values = _values(ends, metric, stat)
+        rows.append(values / limit if stat else limit / values)
+    return np.array(rows).reshape(len(rows), ends.size)
+
+
+def _cut_on_bounds(candidates: pl.DataFrame, best: Estimates, context: RunContext) -> StageResult:
+    """Return candidates whose optimistic end may meet every objective, and the rest."""
+    limits = _limits(context)
+    ratios = _shortfalls(best, context)
+    if not limits:
+        return StageResult(candidates, _no_rows(candidates.drop(STAGE.adds)))
+    worst = ratios.argmax(axis=0)
+    values = np.stack([_values(best, metric, stat) for metric, stat, _, _ in limits])
+    return split(
+        candidates,
+        pl.Series(ratios.max(axis=0) > 1.0),
+        kind="misses_slo",
+        reason="bound_misses_slo",
+        observed=pl.Series(values[worst, np.arange(len(worst))]),
+        limit=pl.Series(np.array([limit for _, _, limit, _ in limits])[worst]),
+        unit=pl.Series(np.array([text for _, _, _, text in limits])[worst]),
+    )

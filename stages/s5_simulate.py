@@ -1,0 +1,293 @@
+"""Stage 5: replay the engine's scheduler for every shortlisted candidate at every load level.
+
+Requests are dealt to replicas round robin, every candidate sees the same traffic. Rejected is only
+what cannot be served, judged at level 1.0; its numbers are kept. Metrics get their interval here:
+a replay is exact for its step times, so the interval is the model's error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import exp
+from typing import Any, Final
+
+import numpy as np
+import polars as pl
+
+from sieve.arrays import EVIDENCE_CLASSES, FloatArray, Requests, SimResult, StepTable
+from sieve.context import RunContext
+from sieve.formulas.sizing import cost_per_mtok
+from sieve.frames import METRICS, bound_column
+from sieve.perf.cache import FAMILY
+from sieve.ranking.intervals import evidence_shares, log_error, weakest_class
+from sieve.ranking.objective import metrics_of, statistics_of
+from sieve.sim.metrics import BASE_STATISTICS, meets, metrics, per_request, queue_growth
+from sieve.sim.replay import REQUEST_EXCEEDS_CACHE, ReplaySettings, simulate
+from sieve.spec import LatencyLimits
+from sieve.spec.slo import latency_column
+from sieve.stage import Stage, StageResult, split
+from sieve.traces import at_level
+
+STAGE: Final = Stage(
+    number=5,
+    name="simulate",
+    purpose="replay the scheduler iteration by iteration at every load level",
+    reasons={"queue_grows_without_bound": "misses_slo", REQUEST_EXCEEDS_CACHE: "infeasible"},
+    adds=("evidence", *METRICS, *(bound_column(m, e) for m in METRICS for e in ("low", "high"))),
+)
+MAX_GROWTH: Final = 0.02
+"""Seconds of wait gained per second of trace above which a queue counts as unbounded."""
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One replay: which candidate (by row), which level, with what limits."""
+
+    row: int
+    level: float
+    family: tuple[Any, ...]
+    replicas: int
+    settings: ReplaySettings
+
+
+@dataclass(frozen=True, eq=False)
+class _Shared:
+    """What all jobs read: traffic by level, step tables by family, limits, what to report."""
+
+    requests: Mapping[float, Requests]
+    tables: Mapping[tuple[Any, ...], StepTable]
+    limits: LatencyLimits
+    statistics: Sequence[tuple[str, str]]
+    confidence: float
+
+
+def run(candidates: pl.DataFrame, context: RunContext) -> StageResult:
+    """Return candidates with their metrics at level 1.0; `simulations` holds every level."""
+    levels = context.spec.run.traffic.levels
+    shared = _shared(candidates, context)
+    jobs = _jobs(candidates, context)
+    labels = [f"{candidates['candidate_id'][job.row]} at level {job.level:g}" for job in jobs]
+    done = 0
+
+    def on_done() -> None:
+        nonlocal done
+        done += 1
+        if context.progress is not None:
+            context.progress(done, len(jobs))
+
+    rows = context.executor.map_ordered(simulate_job, shared, jobs, labels, on_done)
+    simulations = _with_money(
+        _simulation_frame(candidates, jobs, rows, shared), candidates, context
+    )
+    at_one = simulations.filter(pl.col("level") == 1.0).drop("level")
+    frame = candidates.join(at_one, on="candidate_id", how="left", maintain_order="left")
+    growth = frame["queue_growth"]
+    exceeds = frame["status"] == REQUEST_EXCEEDS_CACHE
+    parts = split(
+        frame.drop("status"),
+        exceeds | (growth > MAX_GROWTH),
+        kind=_pick(exceeds, "infeasible", "misses_slo"),
+        reason=_pick(exceeds, REQUEST_EXCEEDS_CACHE, "queue_grows_without_bound"),
+        observed=_pick(exceeds, float(context.workload.longest), growth),
+        limit=_pick(exceeds, frame["kv_tokens"].cast(pl.Float64), MAX_GROWTH),
+        unit=_pick(exceeds, "tokens of the longest request, cache", "s of wait gained per s"),
+    )
+    assert len(simulations) == len(candidates) * len(levels), "a replay is missing"
+    return StageResult(parts.admitted, parts.rejected, {"simulations": simulations})
+
+
+def _pick(mask: pl.Series, yes: object, no: object) -> pl.Series:
+    """Return `yes` where the mask holds, else `no`; either may be a series or a constant."""
+
+    def expr(value: object) -> pl.Expr | pl.Series:
+        return value if isinstance(value, pl.Series) else pl.lit(value)
+
+    return pl.select(pl.when(mask).then(expr(yes)).otherwise(expr(no))).to_series()
+
+
+def _shared(candidates: pl.DataFrame, context: RunContext) -> _Shared:
+    wanted = [(s.metric, s.statistic) for s in context.slos.limits if s.statistic]
+    objective = metrics_of(context.spec.run.rank.objective, context.spec.source)
+    families = candidates.select(*FAMILY).unique(maintain_order=True).rows()
+    return _Shared(
+        requests={v: at_level(context.requests, v) for v in context.spec.run.traffic.levels},
+        tables={family: context.tables.get(family) for family in families},
+        limits=context.slos.request_limits(),
+        statistics=tuple(
+            dict.fromkeys([*BASE_STATISTICS, *wanted, *statistics_of(list(objective))])
+        ),
+        confidence=context.spec.run.rank.confidence,
+    )
+
+
+def _jobs(candidates: pl.DataFrame, context: RunContext) -> list[_Job]:
+    jobs = []
+    in_flight = context.engine.replay["batches_in_flight"]
+    for i, row in enumerate(candidates.iter_rows(named=True)):
+        settings = ReplaySettings(
+            max_num_seqs=row["max_num_seqs"],
+            max_num_batched_tokens=row["max_num_batched_tokens"],
+            num_gpu_blocks=row["num_gpu_blocks"],
+            block_size=row["block_size"],
+            full_reservation=bool(context.engine.replay["full_reservation"]),
+            reserve_full_isl=bool(context.engine.replay["reserve_full_isl"]),
+            # The plain rules keep one batch in flight, so its stages run in sequence.
+            pipeline_stages=row["pp"] if in_flight == "pp" else 1,
+            batches_in_flight=row["pp"] if in_flight == "pp" else 1,
+        )
+        family = tuple(row[name] for name in FAMILY)
+        jobs += [
+            _Job(i, level, family, row["replicas"], settings)
+            for level in context.spec.run.traffic.levels
+        ]
+    return jobs
+
+
+def simulate_job(shared: _Shared, job: _Job) -> dict[str, Any]:
+    """Return the metrics of one replay, each with low and high, as a flat row."""
+    requests, table = shared.requests[job.level], shared.tables[job.family]
+    result = simulate(requests, table, job.settings, job.replicas)
+    shares = evidence_shares(result.component_s, table.component_evidence)
+    evidence = weakest_class(shares)
+    row: dict[str, Any] = {
+        "status": result.status,
+        "queue_growth": queue_growth(requests, result),
+        "evidence": evidence,
+        **{f"evidence_share_{name}": shares[name] for name in EVIDENCE_CLASSES},
+        "num_preemptions": int(result.num_preemptions.sum()),
+        "peak_batch": result.peak_batch,
+        "peak_batched_tokens": result.peak_tokens,
+        "peak_kv_usage": result.peak_blocks / job.settings.num_gpu_blocks,
+        "mean_batch": result.num_request_steps / max(result.num_steps, 1),
+        "num_steps": result.num_steps,
+        "makespan_s": result.makespan_s,
+    }
+    values = metrics(requests, result, limits=shared.limits, statistics=shared.statistics)
+    row |= values | _interval(requests, result, values, evidence, shared)
+    return row
+
+
+def _interval(
+    requests: Requests,
+    result: SimResult,
+    values: Mapping[str, float],
+    evidence: str,
+    shared: _Shared,
+) -> dict[str, float]:
+    """Return low and high of every metric of one replay."""
+    factors = {
+        metric: exp(log_error(metric, evidence, shared.confidence))
+        for metric in ("ttft", "tpot", "itl", "e2e")
+    }
+    ends: dict[str, float] = {}
+    for metric, statistic in shared.statistics:
+        name = latency_column(metric, statistic)
+        ends[bound_column(name, "low")] = values[name] / factors[metric]
+        ends[bound_column(name, "high")] = values[name] * factors[metric]
+    latencies = per_request(requests, result)
+    slow = {m: v * factors[m] for m, v in latencies.items()}
+    fast = {m: v / factors[m] for m, v in latencies.items()}
+    low, high = (_met_share(x, shared.limits, result) for x in (slow, fast))
+    ends |= {"slo_attainment_low": low, "slo_attainment_high": high}
+    rate_low, rate_high = _rate_ends(requests, result, factors["tpot"])
+    tokens = values["output_tokens_per_s"]
+    ends |= {
+        "output_tokens_low_per_s": tokens * rate_low,
+        "output_tokens_high_per_s": tokens * rate_high,
+    }
+    rate = values["requests_per_s"]
+    ends |= {
+        "goodput_low_per_s": low * rate * rate_low,
+        "goodput_high_per_s": high * rate * rate_high,
+    }
+    return ends
+
+
+def _met_share(latencies: dict[str, FloatArray], limits: LatencyLimits, result: SimResult) -> float:
+    return float(meets(latencies, limits).mean()) if result.status == "" else float("nan")
+
+
+def _rate_ends(requests: Requests, result: SimResult, factor: float) -> tuple[float, float]:
+    """Return the factors on throughput at its low and high end.
+
+    Throughput is tokens over makespan. The part of the makespan in which requests still arrive is
+    the traffic's and certain. The drain of the last requests, at most one service time, is an edge
+    of the finite trace that steady traffic does not have: the high end leaves it out. What remains
+    (all of it for bursts and closed loops) scales with the step time.
+    """
+    if result.makespan_s <= 0:
+        return 1.0, 1.0
+    if requests.closed_loop_users is not None:
+        return 1.0 / factor, factor
+    arriving = float(requests.arrival_s[-1] - requests.arrival_s[0])
+    tail = max(1.0 - arriving / result.makespan_s, 0.0)
+    service_s = float(np.percentile(result.finish_s - result.scheduled_s, 99))
+    edge = min(tail, service_s / result.makespan_s) if arriving > 0 else 0.0
+    late = edge + (tail - edge) * (1.0 - 1.0 / factor)
+    return 1.0 / (1.0 + tail * (factor - 1.0)), 1.0 / (1.0 - late)
+
+
+def _simulation_frame(
+    candidates: pl.DataFrame, jobs: Sequence[_Job], rows: Sequence[dict[str, Any]], shared: _Shared
+) -> pl.DataFrame:
+    schema = _row_schema(shared)
+    ids = candidates["candidate_id"].to_list()
+    columns: dict[str, Any] = {
+        "candidate_id": pl.Series([ids[job.row] for job in jobs], dtype=pl.String),
+        "level": pl.Series([job.level for job in jobs], dtype=pl.Float64),
+    }
+    for name, dtype in schema.items():
+        columns[name] = pl.Series([row[name] for row in rows], dtype=dtype)
+    return pl.DataFrame(columns)
+
+
+def _row_schema(shared: _Shared) -> dict[str, pl.DataType]:
+    """Return the columns of a simulation row, also for an empty shortlist."""
+    text, number, count = pl.String(), pl.Float64(), pl.Int64()
+    schema: dict[str, pl.DataType] = {"status": text, "queue_growth": number, "evidence": text}
+    schema |= {f"evidence_share_{name}": number for name in EVIDENCE_CLASSES}
+    schema |= {"num_preemptions": count, "peak_batch": count, "peak_batched_tokens": count}
+    schema |= {"peak_kv_usage": number, "mean_batch": number, "num_steps": count}
+    schema |= {"makespan_s": number, "requests_per_s": number}
+    names = [latency_column(m, s) for m, s in shared.statistics]
+    for name in (*names, "output_tokens_per_s", "goodput_per_s", "slo_attainment"):
+        schema |= {
+            name: number,
+            bound_column(name, "low"): number,
+            bound_column(name, "high"): number,
+        }
+    return schema
+
+
+def _with_money(
+    simulations: pl.DataFrame, candidates: pl.DataFrame, context: RunContext
+) -> pl.DataFrame:
+    """Return the simulations with throughput per GPU and cost, each with low and high."""
+    prices = {name: gpu.usd_per_gpu_hour for name, gpu in context.gpus.items()}
+    frame = simulations.join(
+        candidates.select(
+            "candidate_id",
+            "num_gpus",
+            pl.col("gpu").replace_strict(prices, return_dtype=pl.Float64).alias("price"),
+        ),
+        on="candidate_id",
+        how="left",
+        maintain_order="left",
+    )
+    gpus, price = frame["num_gpus"].to_numpy(), frame["price"].fill_null(np.nan).to_numpy()
+    node = context.spec.fleet.gpus_per_node or 8
+    paid = node if context.spec.fleet.billing == "node" else None
+    added = []
+    for source, per_gpu, cost in (
+        ("output_tokens_per_s", "output_tokens_per_s_per_gpu", "usd_per_mtok"),
+        ("output_tokens_low_per_s", "output_tokens_low_per_s_per_gpu", "usd_per_mtok_high"),
+        ("output_tokens_high_per_s", "output_tokens_high_per_s_per_gpu", "usd_per_mtok_low"),
+    ):
+        rate = frame[source].to_numpy()
+        added.append(pl.Series(per_gpu, rate / gpus))
+        usd = cost_per_mtok(
+            usd_per_gpu_hour=price, gpus=gpus, tokens_per_s=rate, gpus_per_node=paid
+        )
+        added.append(pl.Series(cost, usd))
+    return frame.drop("num_gpus", "price").with_columns(added)

@@ -1,0 +1,42 @@
+"""Stage 7: write down how the finalists are started.
+
+Finalists are the leader's tie group (at most five) and the answers by other yardsticks. The written
+command, parsed back, is the evaluated candidate.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import polars as pl
+
+from sieve.context import RunContext
+from sieve.export.vllm_serve import serve_script
+from sieve.ranking.answer import winners
+from sieve.stage import Stage, StageResult, no_rejections
+
+STAGE: Final = Stage(
+    number=7,
+    name="confirm",
+    purpose="engine command lines of the finalists",
+    reasons={},
+)
+MAX_TIED: Final = 5
+
+
+def run(candidates: pl.DataFrame, context: RunContext) -> StageResult:
+    """Return all candidates, and `plan/<candidate_id>/serve.sh` of each finalist."""
+    hopeful = candidates.filter(pl.col("verdict") != "misses")
+    if hopeful.is_empty():
+        hopeful = candidates.head(1)
+    ids = hopeful.filter(pl.col("tie_group") == 1)["candidate_id"].head(MAX_TIED).to_list()
+    ids += [candidate for candidate in winners(hopeful).values() if candidate]
+    finalists = candidates.filter(pl.col("candidate_id").is_in(ids))
+    model = context.spec.model if isinstance(context.spec.model, str) else context.model.name
+    files = {
+        f"plan/{row['candidate_id']}/serve.sh": serve_script(
+            row, model, context.model.checkpoint_dtype, context.engine.name
+        )
+        for row in finalists.iter_rows(named=True)
+    }
+    return StageResult(candidates, no_rejections(candidates), files=files)

@@ -1,0 +1,104 @@
+import hashlib
+
+import numpy as np
+import polars as pl
+import pytest
+import yaml
+
+from sieve.errors import TableError
+from sieve.perf.kernel_table import SCHEMAS, load, read, system_folder
+
+SYSTEMS = ("h100_sxm", "h200_sxm", "a100_sxm", "l40s", "b200_sxm")
+
+
+def write(path, **changes):
+    columns = {
+        "gemm_dtype": ["bfloat16"] * 4, "n": [64, 64, 128, 128], "k": [32] * 4,
+        "m": [1, 2, 1, 2], "latency_us": [2.0, 3.0, 4.0, 5.0],
+    }  # fmt: skip
+    pl.DataFrame(columns | changes).write_parquet(path)
+    return path
+
+
+def test_a_site_returns_its_curve_in_seconds(tmp_path):
+    table = read(write(tmp_path / "gemm.parquet"), "gemm")
+    m, latency = table.curve(("bfloat16", 128, 32))
+    np.testing.assert_array_equal(m, [1, 2])
+    np.testing.assert_allclose(latency, [4e-6, 5e-6])
+    np.testing.assert_array_equal(table.distinct_axis, [1, 2])
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf"), None])
+def test_a_bad_latency_is_named_with_its_row(tmp_path, bad):
+    path = write(tmp_path / "gemm.parquet", latency_us=[2.0, 3.0, bad, 5.0])
+    with pytest.raises(TableError, match=r"gemm\.parquet, row 2: latency_us"):
+        read(path, "gemm")
+
+
+def test_a_doubled_key_is_named_with_its_row(tmp_path):
+    with pytest.raises(TableError, match="row 1: repeats the key"):
+        read(write(tmp_path / "gemm.parquet", m=[1, 1, 1, 2]), "gemm")
+
+
+def test_rows_out_of_order_are_refused(tmp_path):
+    with pytest.raises(TableError, match="row 3: is out of order"):
+        read(write(tmp_path / "gemm.parquet", m=[1, 2, 2, 1]), "gemm")
+    with pytest.raises(TableError, match="do not lie together"):
+        read(write(tmp_path / "gemm.parquet", n=[64, 128, 64, 128]), "gemm")
+
+
+def test_a_missing_column_is_named(tmp_path):
+    path = tmp_path / "gemm.parquet"
+    pl.DataFrame({"n": [1]}).write_parquet(path)
+    with pytest.raises(TableError, match="gemm_dtype, k, m, latency_us are missing"):
+        read(path, "gemm")
+
+
+def test_an_empty_table_is_refused(tmp_path):
+    path = write(tmp_path / "gemm.parquet")
+    pl.read_parquet(path).head(0).write_parquet(path)
+    with pytest.raises(TableError, match="no rows"):
+        read(path, "gemm")
+
+
+def test_a_file_that_is_not_parquet_is_refused(tmp_path):
+    path = tmp_path / "gemm.parquet"
+    path.write_text("text")
+    with pytest.raises(TableError, match="not a readable parquet file"):
+        read(path, "gemm")
+
+
+def test_a_system_without_tables_has_none():
+    assert load("", "gemm") is None
+    assert load("abacus", "gemm") is None
+    assert system_folder("abacus") is None
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+@pytest.mark.parametrize("op", SCHEMAS)
+def test_packaged_tables_pass_their_checks(system, op):
+    table = load(system, op)
+    assert table is not None
+    assert table.sites
+    assert load(system, op) is table
+
+
+def test_surfaces_mark_what_was_not_measured():
+    table = load("h100_sxm", "generation_attention")
+    batch, step, latency = table.surface(("bfloat16", "bfloat16", 128, 0, 8, 1))
+    assert latency.shape == (len(batch), len(step))
+    assert np.isfinite(latency[0]).all()
+    assert np.isnan(latency[-1, -1])
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_provenance_describes_the_files_that_are_there(system):
+    folder = system_folder(system)
+    record = yaml.safe_load((folder / "provenance.yaml").read_text(encoding="utf-8"))
+    assert record["source"]["licence"] == "Apache-2.0"
+    assert {path.stem for path in folder.glob("*.parquet")} == set(record["operations"])
+    for op, entry in record["operations"].items():
+        data = (folder / f"{op}.parquet").read_bytes()
+        assert hashlib.sha256(data).hexdigest() == entry["sha256"]
+        assert len(load(system, op).latency_s) == entry["rows"]
+        assert tuple(entry["keys"]) == (*SCHEMAS[op][0], *SCHEMAS[op][1])
