@@ -21,7 +21,7 @@ from sieve.catalog.models import inline_model, load_model
 from sieve.context import Assumption, RunContext
 from sieve.errors import InvalidInput, NotYetError
 from sieve.grid import Grid, expand, require_prices
-from sieve.parallel import make_executor
+from sieve.parallel import LocalExecutor, make_executor
 from sieve.perf.cache import StepTables
 from sieve.perf.capacity import workload_of
 from sieve.pipeline import (
@@ -35,11 +35,11 @@ from sieve.pipeline import (
 )
 from sieve.ranking.objective import metrics_of, needs_price
 from sieve.report.html import render_report
+from sieve.resources import data_folder
 from sieve.results import SCHEMA_VERSION, RunFolder, clean, to_json
 from sieve.spec import ResolvedSpec, load_spec
 from sieve.traces import load_traffic
 from stages import STAGES
-
 
 DEFAULT_OUT = Path()
 """As `out`: a folder below `reports/runs` named after the spec and the time."""
@@ -186,7 +186,7 @@ def dry_run(
         SieveError: any fault of the input.
     """
     resolved = load_spec(spec, overrides=overrides)
-    fan_out = make_executor("local")
+    fan_out = LocalExecutor()
     context, grid = prepare(resolved, fan_out, exhaustive=exhaustive)
     outcome = run_stages(grid.candidates, context, stop_after=4)
     replays = len(outcome.ranked) * len(resolved.run.traffic.levels)
@@ -294,10 +294,20 @@ def _inputs(context: RunContext) -> list[dict[str, str]]:
         *((f"gpu:{name}", gpu) for name, gpu in context.gpus.items()),
     ]
     rows = [{"name": name, "sha256": _digest(fact)} for name, fact in facts]
-    return [
-        {"name": f"traffic:{context.requests.source}", "sha256": context.requests.sha256},
-        *rows,
+    traffic = {"name": f"traffic:{context.requests.source}", "sha256": context.requests.sha256}
+    systems = sorted({gpu.kernel_system for gpu in context.gpus.values() if gpu.kernel_system})
+    if context.is_reference:
+        systems = []
+    # The provenance file lists the checksum of every table beside it.
+    tables = [
+        {"name": f"kernel_tables:{name}", "sha256": hashlib.sha256(_provenance(name)).hexdigest()}
+        for name in systems
     ]
+    return [traffic, *rows, *tables]
+
+
+def _provenance(system: str) -> bytes:
+    return (data_folder("kernel_tables") / system / "provenance.yaml").read_bytes()
 
 
 def _assumptions(context: RunContext) -> list[Assumption]:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
 
 EVIDENCE_CLASSES = ("measured", "interpolated", "extrapolated", "roofline")
 """Evidence classes, strongest first."""

@@ -3,9 +3,12 @@
 The score is the ranking objective at its optimistic end, so that a good candidate is not lost to
 the model's error. A candidate whose optimistic end already misses an objective is rejected with
 `bound_misses_slo`. Of the rest `size` are taken, at most `per_family` of one (GPU, TP, PP,
-replicas): by turns the best score (a stretch, perhaps too small for its load) and the best score
-among those whose pessimistic end holds too (a safe pick). Under `reference` the score is output
-tokens per second per GPU at the stage-3 batch, there is one list, and no bound rejects anything.
+replicas): by turns the best score (a stretch, perhaps too small for its load), the best score among
+those that hold at the middle (likely), and at the pessimistic end (safe). Candidates that differ
+only in a `max_num_seqs` far above their load run alike; the smallest stands for them.
+
+Under `reference` the score is output tokens per second per GPU at the stage-3 batch, there is one
+list, and no bound rejects anything.
 """
 
 from __future__ import annotations
@@ -16,10 +19,11 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from sieve.arrays import FloatArray, IntArray
+from sieve.arrays import BoolArray, FloatArray, IntArray
 from sieve.context import RunContext
 from sieve.formulas.sizing import cost_per_mtok, decode_step_s, shortlist
-from sieve.perf.estimate import Ends, Estimates
+from sieve.frames import AXES
+from sieve.perf.estimate import Ends, Estimates, busy_rate_per_s
 from sieve.ranking.intervals import log_error
 from sieve.ranking.objective import sort_keys
 from sieve.stage import Stage, StageResult, reject, split
@@ -39,15 +43,17 @@ def run(candidates: pl.DataFrame, context: RunContext) -> StageResult:
     if candidates.is_empty():
         return StageResult(_with_empty_bounds(candidates), _no_rows(candidates))
     if context.is_reference:
-        scored = _plain_scores(candidates, context).with_columns(is_safe=pl.lit(value=False))
-        return _select(scored, [], context)
+        alone = np.zeros(len(candidates), np.bool_)
+        return _select(_plain_scores(candidates, context), [], alone, [], context)
     best = _estimates(candidates, context, sign=1)
     scored = _scores(candidates, best, context)
     parts = _cut_on_bounds(scored, best, context)
-    worst = _estimates(parts.admitted, context, sign=-1)
-    safe = _shortfalls(worst, context).max(axis=0, initial=0.0) <= 1.0
-    chosen = parts.admitted.with_columns(pl.Series("is_safe", safe, pl.Boolean))
-    return _select(chosen, [parts.rejected], context)
+    hopeful = parts.admitted
+    subsets = []
+    for sign in (0, -1):
+        ends = _estimates(hopeful, context, sign=sign)
+        subsets.append(_shortfalls(ends, context).max(axis=0, initial=0.0) <= 1.0)
+    return _select(hopeful, subsets, _twins(hopeful, context), [parts.rejected], context)
 
 
 def _with_empty_bounds(candidates: pl.DataFrame) -> pl.DataFrame:
@@ -60,22 +66,31 @@ def _no_rows(candidates: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _select(hopeful: pl.DataFrame, missing: list[pl.DataFrame], context: RunContext) -> StageResult:
+def _select(
+    hopeful: pl.DataFrame,
+    subsets: list[BoolArray],
+    twins: BoolArray,
+    missing: list[pl.DataFrame],
+    context: RunContext,
+) -> StageResult:
     limits = context.spec.run.shortlist
     everything = context.exhaustive or len(hopeful) <= limits.exhaustive_below
     if hopeful.is_empty():
-        hopeful = hopeful.drop("is_safe")
         return StageResult(hopeful, pl.concat([*missing, _no_rows(hopeful.drop(STAGE.adds))]))
-    taken = shortlist(
-        hopeful["score"].to_numpy(),
-        _tie_breaks(hopeful, context),
-        hopeful.select(pl.concat_str(_GROUP, separator="|"))["gpu"].to_numpy().astype(str),
-        preferred=hopeful["is_safe"].to_numpy(),
-        size=len(hopeful) if everything else limits.size,
-        per_family=len(hopeful) if everything else limits.per_family,
-    )
-    chosen = hopeful[taken].drop("is_safe")
-    left = hopeful.drop("is_safe").join(
+    pool = np.arange(len(hopeful)) if everything else np.flatnonzero(~twins)
+    names = hopeful.select(pl.concat_str(_GROUP, separator="|"))["gpu"].to_numpy().astype(str)
+    taken = pool[
+        shortlist(
+            hopeful["score"].to_numpy()[pool],
+            _tie_breaks(hopeful, context)[pool],
+            names[pool],
+            preferred=[subset[pool] for subset in subsets],
+            size=len(hopeful) if everything else limits.size,
+            per_family=len(hopeful) if everything else limits.per_family,
+        )
+    ]
+    chosen = hopeful[taken]
+    left = hopeful.join(
         chosen.select("candidate_id"), on="candidate_id", how="anti", maintain_order="left"
     )
     rest = reject(
@@ -97,6 +112,24 @@ def _tie_breaks(candidates: pl.DataFrame, context: RunContext) -> IntArray:
     position = np.empty(len(candidates), np.int64)
     position[np.lexsort(keys)] = np.arange(len(candidates))
     return position
+
+
+def _twins(candidates: pl.DataFrame, context: RunContext) -> BoolArray:
+    """Return which candidates run like one with a smaller `max_num_seqs`, (n,).
+
+    Both limits lie above twice the concurrency expected in the busiest minutes (Little's law at
+    the pessimistic end), and every other axis is equal.
+    """
+    slow = _estimates(candidates, context, sign=-1)
+    users = context.workload.users
+    rate = users or busy_rate_per_s(context.requests, "p99") or 0.0
+    held_s = np.ones(len(candidates)) if users else slow.e2e_s("mean")
+    expected = 2 * rate * held_s / candidates["replicas"].to_numpy()
+    free = candidates["max_num_seqs"].to_numpy() > expected
+    others = [name for name in (*AXES, *context.options) if name != "max_num_seqs"]
+    keyed = candidates.select(*others, "max_num_seqs").with_columns(pl.Series("free", free))
+    first = pl.col("max_num_seqs").min().over(*others, "free")
+    return keyed.select(pl.col("free") & (pl.col("max_num_seqs") > first)).to_series().to_numpy()
 
 
 def _plain_scores(candidates: pl.DataFrame, context: RunContext) -> pl.DataFrame:
@@ -124,7 +157,7 @@ def _plain_scores(candidates: pl.DataFrame, context: RunContext) -> pl.DataFrame
 
 
 def _estimates(candidates: pl.DataFrame, context: RunContext, *, sign: int) -> Estimates:
-    """Return the closed-form metrics at the optimistic (sign 1) or pessimistic (-1) end."""
+    """Return the closed-form metrics at the optimistic (1), middle (0) or pessimistic (-1) end."""
     confidence = context.spec.run.rank.confidence
     ends = Ends(
         step=exp(sign * log_error("tpot", "extrapolated", confidence)),

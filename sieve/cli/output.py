@@ -22,7 +22,7 @@ def print_json(value: Any) -> None:
 
 
 def fail(error: SieveError, *, as_json: bool) -> None:
-    """Report an error of the input: a message on stderr, with `--json` also a document on stdout."""
+    """Report an error of the input on stderr, and with `--json` as a document on stdout too."""
     if as_json:
         document: dict[str, Any] = {"error": type(error).__name__, "message": str(error)}
         if isinstance(error, SpecError):

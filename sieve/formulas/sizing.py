@@ -6,6 +6,7 @@ name the section of the sizing specification that a formula follows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -184,13 +185,13 @@ def shortlist(
     *,
     size: int,
     per_family: int,
-    preferred: npt.ArrayLike | None = None,
+    preferred: Sequence[npt.ArrayLike] = (),
 ) -> IntArray:
     """Return the positions of the shortlisted candidates in the order taken (9.6).
 
     Sorted by falling score, then id; a candidate is taken while its family has fewer than
-    `per_family` members, until `size` are taken. With `preferred` two such lists take turns: all
-    candidates, and the preferred ones among them.
+    `per_family` members, until `size` are taken. With `preferred` such lists take turns: all
+    candidates, and each subset of preferred ones.
 
     Args:
         scores: (n,) larger is better.
@@ -198,15 +199,13 @@ def shortlist(
         families: (n,) labels of equal family.
         size: how many to take.
         per_family: most of one family.
-        preferred: (n,) booleans.
+        preferred: subsets as (n,) booleans.
     """
     order = np.lexsort((np.asarray(ids), -np.asarray(scores, np.float64)))
     _, family = np.unique(np.asarray(families), return_inverse=True)
     lists = [order]
-    if preferred is not None and np.any(preferred):
-        lists.append(order[np.asarray(preferred, np.bool_)[order]])
-    # No list yields more than these before it is capped, so the turns stay short.
-    queues = [iter(_capped(queue, family, per_family, size)) for queue in lists]
+    lists += [order[np.asarray(subset, np.bool_)[order]] for subset in preferred]
+    queues = [iter(_capped(queue, family, per_family, len(lists) * size)) for queue in lists]
     taken: dict[int, None] = {}
     members: dict[int, int] = {}
     while queues and len(taken) < size:
@@ -220,11 +219,8 @@ def shortlist(
     return np.array(list(taken), np.int64)
 
 
-def _capped(order: IntArray, family: IntArray, per_family: int, size: int) -> list[int]:
-    """Return the first candidates of an order with at most `per_family` of one family.
-
-    Two lists may both fill a family, so each keeps twice `size`.
-    """
+def _capped(order: IntArray, family: IntArray, per_family: int, count: int) -> list[int]:
+    """Return the first `count` of an order with at most `per_family` of one family."""
     ranked = family[order]
     by_family = np.argsort(ranked, kind="stable")
     sorted_family = ranked[by_family]
@@ -232,7 +228,7 @@ def _capped(order: IntArray, family: IntArray, per_family: int, size: int) -> li
     lengths = np.diff(np.r_[starts, len(order)])
     rank = np.empty(len(order), np.int64)
     rank[by_family] = np.arange(len(order)) - np.repeat(starts, lengths)
-    kept: list[int] = order[rank < per_family][: 2 * size].tolist()
+    kept: list[int] = order[rank < per_family][:count].tolist()
     return kept
 
 

@@ -17,7 +17,7 @@ class LocalExecutor:
     """Threads in this process."""
 
     def __init__(self, workers: int | None = None) -> None:
-        self.workers = workers or os.cpu_count() or 1
+        self.workers: int = workers or os.cpu_count() or 1
 
     def map_ordered(
         self,

@@ -32,7 +32,7 @@ class Ends:
     @property
     def is_optimistic(self) -> bool:
         """Whether queues that a closed form cannot exclude are left out."""
-        return self.step >= 1.0
+        return self.step > 1.0
 
 
 @dataclass(eq=False)
@@ -215,5 +215,5 @@ def busy_rate_per_s(requests: Requests, stat: str) -> float | None:
     counts = np.sort(np.histogram(requests.arrival_s, edges)[0])[::-1]
     needed = 2 * (1 - float(stat[1:]) / 100) * n
     last = int(np.searchsorted(np.cumsum(counts), needed))
-    rate = float(counts[min(last, windows - 1)]) * windows / (span - requests.arrival_s[0])
-    return max(rate, mean)
+    rate = counts[min(last, windows - 1)] * windows / (span - requests.arrival_s[0])
+    return float(max(rate, mean))

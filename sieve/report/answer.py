@@ -10,11 +10,11 @@ from sieve.report.format import (
     deployment,
     engine_limits,
     is_reason,
+    limit_text,
     metric_name,
     metric_value,
     money,
     number,
-    plain,
     quantity,
     reason_sentence,
     share,
@@ -22,9 +22,9 @@ from sieve.report.format import (
 
 NUM_STAGES: Final = 7
 YARDSTICKS: Final = {
-    "fewest_gpus": "Fewest GPUs",
-    "best_per_gpu": "Most output per GPU",
-    "cheapest": "Cheapest per token",
+    "fewest_gpus": "fewest GPUs",
+    "best_per_gpu": "most output per GPU",
+    "cheapest": "cheapest per token",
 }
 
 STAGE_NAMES: Final = {
@@ -81,11 +81,13 @@ def settle_sentence(result: Mapping[str, Any]) -> str | None:
     settle = (result.get("answer") or {}).get("settle")
     if not settle:
         return None
+    level = number(settle.get("level"))
+    load = "unknown" if level is None else f"{level:g}"
     ids = [str(i) for i in settle.get("candidate_ids") or []]
     metric = str(settle.get("metric"))
     text = (
         f"To separate the leaders, benchmark {' and '.join(ids)} with "
-        f"{count(settle.get('num_requests'))} requests at load {plain(settle.get('level'))} "
+        f"{count(settle.get('num_requests'))} requests at load {load} "
         f"and compare {metric_name(metric)}"
     )
     if number(settle.get("decides_at")) is None:
@@ -93,17 +95,32 @@ def settle_sentence(result: Mapping[str, Any]) -> str | None:
     return f"{text}; the two predictions part at {metric_value(metric, settle['decides_at'])}."
 
 
+def follows_sentence(result: Mapping[str, Any]) -> str | None:
+    """Return whom the sections on the leader are about where nobody meets every objective."""
+    first = leader(result)
+    if first is None or first.get("verdict") != "misses":
+        return None
+    objective = ((result.get("spec") or {}).get("rank") or {}).get("objective")
+    by = "" if objective is None else f", best by {metric_name(str(objective))}"
+    return (
+        f"The leader below is the first of the ranking{by} although it misses objectives: "
+        f"{deployment(first)}, {engine_limits(first)}."
+    )
+
+
 def yardsticks(result: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Return (yardstick, deployment in words, candidate id) of each winner that exists."""
+    """Return (yardsticks, deployment in words, candidate id) of each winner that exists."""
     rows = {r["candidate_id"]: r for r in result.get("ranking") or []}
-    out = []
+    won: dict[str, list[str]] = {}
     for key, name in YARDSTICKS.items():
         candidate = (result.get("answer") or {}).get(key)
-        if candidate is None:
-            continue
+        if candidate is not None:
+            won.setdefault(str(candidate), []).append(name)
+    out = []
+    for candidate, names in won.items():
         row = rows.get(candidate)
         words = f"{deployment(row)}, {engine_limits(row)}" if row else ""
-        out.append((name, words, str(candidate)))
+        out.append((", ".join(names), words, candidate))
     return out
 
 
@@ -114,7 +131,7 @@ def miss_words(miss: Mapping[str, Any]) -> dict[str, str]:
     return {
         "what": reason_sentence(what) if is_reason(what) else what,
         "observed": quantity(observed, unit),
-        "limit": quantity(limit, unit),
+        "limit": limit_text(limit, unit),
         "by": _gap(observed, limit),
     }
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from markupsafe import Markup, escape
@@ -70,6 +70,7 @@ class _Scale:
     start: float
     end: float
     log: bool
+    marks: tuple[float, ...] = ()
 
     def __call__(self, value: float) -> float:
         low, high, x = self.low, self.high, value
@@ -78,6 +79,8 @@ class _Scale:
         return self.start + (x - low) / (high - low) * (self.end - self.start)
 
     def ticks(self) -> list[float]:
+        if self.marks:
+            return list(self.marks)
         return _log_ticks(self.low, self.high) if self.log else _ticks(self.low, self.high)
 
 
@@ -89,14 +92,15 @@ def element(tag: str, *children: str, **attributes: str | float) -> Markup:
         words.append(f'{name.strip("_").replace("_", "-")}="{escape(text)}"')
     inside = Markup("").join(children)
     head = " ".join(words)
-    return Markup(f"<{head}>{inside}</{tag}>" if inside else f"<{head}/>")  # noqa: S704
+    return Markup(f"<{head}>{inside}</{tag}>" if inside else f"<{head}/>")
 
 
 def interval_chart(
     key: str, title: str, rows: Sequence[Interval], form: Format, axis: str, limit: float | None
 ) -> Markup:
     """Return dots with low-high whiskers, one row a candidate, on one common axis."""
-    known = [v for r in rows for v in (r.low, r.mid, r.high) if _finite(v)]
+    known = [v for r in rows for v in (r.low, r.mid, r.high) if v is not None]
+    known = [v for v in known if math.isfinite(v)]
     if not known:
         return Markup("")
     step, top = 36.0, 8.0
@@ -153,7 +157,7 @@ def scatter_chart(
     out = _frame(x, y, forms, axes, bottom, height)
     if limit is not None:
         out.append(_line(_LEFT, y(limit), WIDTH - _RIGHT, y(limit), "limit"))
-        out.append(_text(WIDTH - _RIGHT, y(limit) - 5, f"limit {forms[1](limit)}", "tick", "end"))
+        out.append(_text(_LEFT + 4, y(limit) - 5, f"limit {forms[1](limit)}", "tick", "start"))
     front = pareto_front(points)
     path = " ".join(f"{x(p.x):.1f},{y(p.y):.1f}" for p in front)
     out.append(element("polyline", points=path, class_="front"))
@@ -197,6 +201,8 @@ def line_chart(
     height = 300.0
     bottom = height - 50
     x = _scale(xs, _LEFT + 8, WIDTH - _RIGHT - 8, log=False, pad=False)
+    if len(set(xs)) <= _FEW:
+        x = replace(x, marks=tuple(sorted(set(xs))))
     spread = list(span) if span else [*values, *([limit] if limit is not None else [])]
     y = _scale(spread, bottom - 4, _TOP + 4, log=False if span else None, pad=span is None)
     out = _frame(x, y, (plain_level, form), axes, bottom, height)
@@ -207,7 +213,9 @@ def line_chart(
         out.append(element("polygon", points=path, class_="band"))
     if limit is not None:
         out.append(_line(_LEFT, y(limit), WIDTH - _RIGHT, y(limit), "limit"))
-        out.append(_text(_LEFT + 4, y(limit) - 5, f"limit {form(limit)}", "tick", "start"))
+        below = series[0].points[0][2] >= limit  # so that the leader's line starts clear of it
+        at = y(limit) + (15 if below else -5)
+        out.append(_text(_LEFT + 4, at, f"limit {form(limit)}", "tick", "start"))
     for i, line in reversed(list(enumerate(series))):
         known = [(p[0], p[2]) for p in line.points if math.isfinite(p[2])]
         path = " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in known)

@@ -6,7 +6,7 @@ Every function takes what a result file may hold, None and NaN included, and ret
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from sieve.units import GIB
@@ -145,6 +145,14 @@ def quantity(value: Any, unit: str) -> str:
     return f"{text} {unit}"
 
 
+def limit_text(value: Any, unit: str) -> str:
+    """Return a limit in its unit without needless zeros: `50 ms` and not `50.0 ms`."""
+    figure, space, rest = quantity(value, unit).partition(" ")
+    if "." in figure:
+        figure = figure.rstrip("0").rstrip(".")
+    return f"{figure}{space}{rest}"
+
+
 def metric_name(metric: str) -> str:
     """Return a metric's name in words: `ttft_p99_s` becomes `TTFT p99`."""
     if metric in _NAMES:
@@ -166,6 +174,43 @@ def metric_value(metric: str, value: Any) -> str:
     if metric.endswith("_per_s"):
         return f"{plain(value)} requests/s" if number(value) is not None else UNKNOWN
     return seconds(value) if metric.endswith("_s") else plain(value)
+
+
+def interval(
+    metric: str, low: float | None, mid: float | None, high: float | None
+) -> tuple[str, str]:
+    """Return the middle of an interval and its range, `353 ms` and `246 to 505 ms`.
+
+    The unit is left out where the name of the metric says it; the range is "" where unknown.
+    """
+    bare = " USD" if metric.startswith("usd") else " tokens/s"
+    first, last, middle = (metric_value(metric, x).removesuffix(bare) for x in (low, high, mid))
+    if number(low) is None or number(high) is None:
+        return middle, ""
+    if first.rpartition(" ")[2] == last.rpartition(" ")[2]:
+        first = first.rpartition(" ")[0]
+    return middle, f"{first} to {last}"
+
+
+def axis_format(metric: str) -> Callable[[float], str]:
+    """Return how values of a metric are written along an axis, in as few letters as possible."""
+
+    def rate(value: float) -> str:
+        text = metric_value(metric, value)
+        return text.removesuffix(" tokens/s").removesuffix(" requests/s").removesuffix(" USD")
+
+    def time(value: float) -> str:
+        return limit_text(value, "s")
+
+    if metric == "num_gpus":
+        return lambda value: f"{value:g}"
+    return time if metric.endswith("_s") and not metric.endswith("_per_s") else rate
+
+
+def whole_share(value: Any) -> str:
+    """Return a share as whole percent, for numbers that need no more."""
+    x = number(value)
+    return UNKNOWN if x is None or math.isinf(x) else f"{100 * x:.0f} %"
 
 
 def deployment(row: Mapping[str, Any]) -> str:

@@ -188,7 +188,7 @@ def print_dry_run(counts: Mapping[str, Any]) -> None:
     out = console()
     out.print(_funnel(counts["stages"]))
     out.print(
-        f"{count(counts['num_replays'])} replays, about {counts['estimated_s']:.1f} s on this machine"
+        f"{count(counts['num_replays'])} replays, about {counts['estimated_s']:.1f} s here"
     )
 
 
@@ -329,10 +329,13 @@ def print_facts(facts: Mapping[str, Any]) -> None:
     """Print one catalogue entry, a fact a line."""
     out = console()
     for key, value in facts.items():
-        if value is None or value in ("", (), [], {}):
-            continue
-        if isinstance(value, Mapping):
-            value = ", ".join(f"{k} {v}" for k, v in value.items())
-        elif isinstance(value, tuple | list):
-            value = "; ".join(str(v) for v in value)
-        out.print(f"{key:<26} {value}", markup=False, soft_wrap=True)
+        if value is not None and value not in ("", (), [], {}):
+            out.print(f"{key:<26} {_fact(value)}", markup=False, soft_wrap=True)
+
+
+def _fact(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{k} {v}" for k, v in value.items())
+    if isinstance(value, tuple | list):
+        return "; ".join(str(v) for v in value)
+    return str(value)

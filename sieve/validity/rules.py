@@ -12,11 +12,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from sieve.arrays import FloatArray, IntArray
+from sieve.arrays import BoolArray, FloatArray, IntArray
 from sieve.catalog.architecture import ModelArchitecture
 from sieve.errors import InvalidInput
-
-BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)

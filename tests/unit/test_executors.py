@@ -1,0 +1,116 @@
+"""Threads and Ray: same results, order of items, errors that name the candidate."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import sieve
+from sieve.errors import InvalidInput, SieveError
+from sieve.parallel import LocalExecutor, RayExecutor, make_executor
+
+SPEC = {
+    "name": "executors",
+    "model": "Qwen/Qwen3-8B",
+    "traffic": {"trace": "chat", "requests": 150, "rate_per_s": 10, "levels": [0.5, 1.0, 1.5]},
+    "slo": {"ttft_p99": "2 s", "tpot_p99": "40 ms"},
+    "fleet": {"gpus": ["H100-SXM-80GB"], "max_gpus": 4},
+}
+
+
+def add(shared: int, item: int) -> int:
+    if item == 13:
+        raise InvalidInput("thirteen")
+    return shared + item
+
+
+def test_threads_keep_the_order():
+    done = []
+    got = LocalExecutor(4).map_ordered(
+        add, 100, range(12), [str(i) for i in range(12)], lambda: done.append(1)
+    )
+    assert got == [100 + i for i in range(12)]
+    assert len(done) == 12
+
+
+def test_an_error_names_the_candidate():
+    with pytest.raises(InvalidInput, match="thirteen") as caught:
+        LocalExecutor(2).map_ordered(add, 0, [1, 13], ["first", "second"], lambda: None)
+    assert caught.value.__notes__ == ["while working on second"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "address", "expected"),
+    [
+        ("auto", None, LocalExecutor),
+        ("local", None, LocalExecutor),
+        ("ray", None, RayExecutor),
+        ("auto", "127.0.0.1:6379", RayExecutor),
+    ],
+)
+def test_choice_of_executor(kind, address, expected):
+    assert isinstance(make_executor(kind, address), expected)
+
+
+@pytest.mark.parametrize(("kind", "address"), [("dask", None), ("local", "127.0.0.1:6379")])
+def test_impossible_choices(kind, address):
+    with pytest.raises(SieveError):
+        make_executor(kind, address)
+
+
+def without_clock(folder: Path) -> dict[str, object]:
+    data = json.loads((folder / "result.json").read_text())
+    del data["elapsed_s"]
+    for stage in data["stages"]:
+        del stage["elapsed_s"]
+    return data
+
+
+def test_twice_the_same_bytes(tmp_path):
+    for name in ("one", "two"):
+        sieve.run(SPEC, out=tmp_path / name, executor="local")
+    assert without_clock(tmp_path / "one") == without_clock(tmp_path / "two")
+    for file in ("candidates.parquet", "simulations.parquet"):
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
+
+
+def run_command(executor: str, out: Path, home: Path) -> None:
+    """Run the command line in a process of its own; Ray keeps its token below HOME."""
+    spec = out.parent / "spec.yaml"
+    spec.write_text(json.dumps(SPEC))
+    command = [sys.executable, "-c", "from sieve.cli.main import main; main()", "run", str(spec)]
+    done = subprocess.run(
+        [*command, "--out", str(out), "--executor", executor],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "HOME": str(home)},
+        check=False,
+    )
+    assert done.returncode in {0, 4, 5}, done.stderr
+
+
+@pytest.mark.ray
+def test_ray_gives_the_same_bytes_as_threads(tmp_path):
+    for executor in ("local", "ray"):
+        run_command(executor, tmp_path / executor, tmp_path)
+    assert without_clock(tmp_path / "local") == without_clock(tmp_path / "ray")
+    for file in ("candidates.parquet", "simulations.parquet"):
+        assert (tmp_path / "local" / file).read_bytes() == (tmp_path / "ray" / file).read_bytes()
+    plans = sorted(p.relative_to(tmp_path / "local") for p in (tmp_path / "local").glob("plan/*/*"))
+    assert plans
+    for plan in plans:
+        assert (tmp_path / "local" / plan).read_bytes() == (tmp_path / "ray" / plan).read_bytes()
+
+
+@pytest.mark.ray
+@pytest.mark.filterwarnings("ignore")  # Ray's own start-up warns about its future defaults
+def test_ray_passes_the_error_on(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(InvalidInput, match="thirteen") as caught:
+        RayExecutor(workers=1).map_ordered(add, 0, [1, 13], ["a", "b"], lambda: None)
+    assert any("while working on b" in note for note in caught.value.__notes__)
