@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import polars as pl
 
 from sieve.ranking.verdicts import Limit
+
+COINCIDE: Final = 1e-3
+"""Relative difference below which no benchmark can tell two predictions apart."""
 
 
 def status_of(ranked: pl.DataFrame, rejected: pl.DataFrame) -> str:
@@ -53,22 +56,25 @@ def _first(frame: pl.DataFrame, column: str, *, descending: bool) -> str | None:
 
 
 def settle(ranked: pl.DataFrame, metric: str, num_requests: int) -> dict[str, Any] | None:
-    """Return the benchmark that separates the first two of the leading tie group, or null.
+    """Return the benchmark that separates the leader from the first tied candidate that differs.
 
-    The value that decides is the middle between the two predictions.
+    Null when nothing ties or all predictions coincide to a thousandth. The value that decides is
+    the middle between the two predictions.
     """
     tied = ranked.filter(pl.col("tie_group") == 1)
     if len(tied) < 2 or tied["verdict"][0] == "misses":
         return None
-    first, second = tied.row(0, named=True), tied.row(1, named=True)
-    middle = None
-    if first[metric] is not None and second[metric] is not None:
-        middle = (first[metric] + second[metric]) / 2
+    first = tied.row(0, named=True)
+    differs = (pl.col(metric) / first[metric] - 1.0).abs() > COINCIDE
+    others = tied.tail(-1).filter(differs)
+    if others.is_empty():
+        return None
+    second = others.row(0, named=True)
     return {
         "candidate_ids": [first["candidate_id"], second["candidate_id"]],
         "level": 1.0,
         "metric": metric,
-        "decides_at": middle,
+        "decides_at": (first[metric] + second[metric]) / 2,
         "num_requests": num_requests,
     }
 

@@ -12,7 +12,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from sieve.report.format import count, deployment, gib, money, reason_sentence, seconds, share
+from sieve.report.answer import answer_sentence, settle_sentence
+from sieve.report.format import count, deployment, gib, reason_sentence, seconds, share
 
 if TYPE_CHECKING:
     from sieve.catalog.architecture import EngineProfile, Gpu
@@ -155,41 +156,19 @@ def _misses(misses: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def answer_lines(result: Mapping[str, Any]) -> list[str]:
-    """Return the answer of a run in sentences."""
-    answer, ranking = result["answer"], result["ranking"]
-    confidence = result["spec"]["rank"]["confidence"] * 100
-    status = answer["status"]
-    if status is None:
-        return [f"Stopped after stage {len(result['stages'])}; no answer."]
-    if status == "no_fit":
-        return ["Nothing fits: no candidate passes validity and memory (see the stages above)."]
-    if status == "no_slo":
-        lines = ["No candidate meets every objective, not even on the point estimate."]
+    """Return the answer of a run in sentences, and what stands in its way."""
+    lines = [answer_sentence(result), settle_sentence(result)]
+    if result["answer"]["status"] == "no_slo":
         texts = [a["text"] for a in result["assumptions"] if "no deployment can reach" in a["text"]]
-        return lines + [text[0].upper() + text[1:] + "." for text in texts]
-    best = ranking[0]
-    verb = "clears every objective" if status == "answer" else "meets the objectives on the point"
-    tail = f" at {confidence:g}% confidence" if status == "answer" else " estimate only"
-    cost = best["usd_per_mtok"]
-    lines = [f"{deployment(best)} {verb}{tail}."]
-    if cost["mid"] is not None:
-        lines.append(
-            f"Cost {money(cost['mid'])} ({money(cost['low'])} to {money(cost['high'])}) "
-            "per million output tokens."
-        )
-    tied = len(answer["tie_group"]) - 1
-    if tied > 0:
-        lines.append(f"{tied} more cannot be told apart from it (rank 1).")
-    return lines
+        lines += [text[0].upper() + text[1:] + "." for text in texts]
+    return [line for line in lines if line]
 
 
 def print_dry_run(counts: Mapping[str, Any]) -> None:
     """Print what a run would do."""
     out = console()
     out.print(_funnel(counts["stages"]))
-    out.print(
-        f"{count(counts['num_replays'])} replays, about {counts['estimated_s']:.1f} s here"
-    )
+    out.print(f"{count(counts['num_replays'])} replays, about {counts['estimated_s']:.1f} s here")
 
 
 def print_life(life: Mapping[str, Any]) -> None:

@@ -38,7 +38,7 @@ SHOWN_METRICS: Final = (
 )  # fmt: skip
 VERDICTS: Final = {
     "clears": "clears",
-    "point_only": "middle only",
+    "point_only": "point only",
     "misses": "misses",
     "unknown": "unknown",
 }

@@ -225,12 +225,8 @@ def brute_force(rows: list[Row], size: int, per_family: int, subsets: int) -> li
     return taken
 
 
-@given(ROWS, st.integers(1, 25), st.integers(1, 4), st.integers(0, 2))
-@settings(deadline=None, max_examples=200)
-def test_the_shortlist_equals_the_loop(
-    rows: list[Row], size: int, per_family: int, subsets: int
-) -> None:
-    taken = sizing.shortlist(
+def take(rows: list[Row], size: int, per_family: int, subsets: int) -> list[int]:
+    taken: list[int] = sizing.shortlist(
         [r[0] for r in rows],
         np.arange(len(rows)),
         np.array([r[1] for r in rows], np.int64),
@@ -238,10 +234,35 @@ def test_the_shortlist_equals_the_loop(
         per_family=per_family,
         preferred=[np.array([r[2 + k] for r in rows], np.bool_) for k in range(subsets)],
     ).tolist()
+    return taken
+
+
+@given(ROWS, st.integers(1, 25), st.integers(1, 4), st.integers(0, 2))
+@quick
+def test_the_shortlist_respects_its_caps(
+    rows: list[Row], size: int, per_family: int, subsets: int
+) -> None:
+    taken = take(rows, size, per_family, subsets)
     assert len(taken) == len(set(taken)) <= size
     families = [rows[i][1] for i in taken]
     assert all(families.count(f) <= per_family for f in families)
-    assert taken == brute_force(rows, size, per_family, subsets)
+    held = [min(per_family, sum(r[1] == f for r in rows)) for f in {r[1] for r in rows}]
+    assert len(taken) == min(size, sum(held))
+
+
+@given(ROWS, st.integers(1, 25), st.integers(1, 4))
+@quick
+def test_one_list_equals_the_loop(rows: list[Row], size: int, per_family: int) -> None:
+    assert take(rows, size, per_family, 0) == brute_force(rows, size, per_family, 0)
+
+
+@given(ROWS, st.integers(1, 25), st.integers(1, 4), st.integers(1, 2))
+@quick
+def test_lists_that_take_turns_equal_the_loop(
+    rows: list[Row], size: int, per_family: int, subsets: int
+) -> None:
+    found = take(rows, size, per_family, subsets)
+    assert found == brute_force(rows, size, per_family, subsets)
 
 
 def test_an_empty_shortlist() -> None:
