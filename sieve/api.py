@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from sieve.ranking.objective import metrics_of, needs_price
 from sieve.report.html import render_report
 from sieve.resources import data_folder
 from sieve.results import SCHEMA_VERSION, RunFolder, clean, to_json
-from sieve.spec import ResolvedSpec, load_spec
+from sieve.spec import ResolvedSpec, is_path, load_spec, path_label
 from sieve.traces import load_traffic
 from stages import STAGES
 
@@ -209,11 +209,7 @@ def prepare(
     """Return the context and the candidates of a resolved spec; all look-ups happen here."""
     _refuse_not_yet(spec)
     objective = metrics_of(spec.run.rank.objective, spec.source)
-    model = (
-        load_model(spec.model, base_dir=spec.base_dir)
-        if isinstance(spec.model, str)
-        else inline_model(spec.model)
-    )
+    model = _model_of(spec)
     engine = load_engine(spec.engine)
     grid = expand(spec, model, engine)
     if needs_price(list(objective)):
@@ -245,6 +241,15 @@ def prepare(
         progress=progress,
     )
     return context, grid
+
+
+def _model_of(spec: ResolvedSpec) -> ModelArchitecture:
+    if not isinstance(spec.model, str):
+        return inline_model(spec.model)
+    model = load_model(spec.model, base_dir=spec.base_dir)
+    if is_path(spec.model, spec.base_dir):
+        return replace(model, name=path_label(spec.model), source="a config.json of the user")
+    return model
 
 
 def _largest(frame: pl.DataFrame, column: str) -> int:
@@ -326,7 +331,8 @@ def _assumptions(context: RunContext) -> list[Assumption]:
     out.append(
         Assumption(
             "intervals",
-            "uncalibrated defaults: log-normal model error by metric and evidence class, one-sided "
+            "uncalibrated defaults: the spread of public closed-loop measurements around the "
+            "predictions, by metric and evidence class; one-sided "
             f"confidence {context.spec.run.rank.confidence:g}; traffic noise is not in them",
         )
     )

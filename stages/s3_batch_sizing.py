@@ -106,7 +106,7 @@ def _by_tpot(candidates: pl.DataFrame, context: RunContext) -> IntArray:
     limit_s = tpot_limit_s(context)
     if limit_s is None:
         return by_tpot
-    optimism = exp(log_error("tpot", "extrapolated", context.spec.run.rank.confidence))
+    optimism = exp(log_error("tpot", "extrapolated", context.spec.run.rank.confidence, "low"))
     rows = candidates.select(*FAMILY).with_row_index("row")
     for family, group in rows.group_by(*FAMILY, maintain_order=True):
         table = context.tables.get(family)

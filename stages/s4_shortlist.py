@@ -24,7 +24,7 @@ from sieve.context import RunContext
 from sieve.formulas.sizing import cost_per_mtok, decode_step_s, shortlist
 from sieve.frames import AXES
 from sieve.perf.estimate import Ends, Estimates, busy_rate_per_s
-from sieve.ranking.intervals import log_error
+from sieve.ranking.intervals import End, log_error
 from sieve.ranking.objective import sort_keys
 from sieve.stage import Stage, StageResult, reject, split
 
@@ -159,9 +159,12 @@ def _plain_scores(candidates: pl.DataFrame, context: RunContext) -> pl.DataFrame
 def _estimates(candidates: pl.DataFrame, context: RunContext, *, sign: int) -> Estimates:
     """Return the closed-form metrics at the optimistic (1), middle (0) or pessimistic (-1) end."""
     confidence = context.spec.run.rank.confidence
+    # The class is known after the replay only: weak for what a bound must not lose, plain else.
+    evidence = "extrapolated" if sign > 0 else "interpolated"
+    end: End = "low" if sign > 0 else "high"
     ends = Ends(
-        step=exp(sign * log_error("tpot", "extrapolated", confidence)),
-        prompt=exp(sign * log_error("ttft", "extrapolated", confidence)),
+        step=exp(sign * log_error("tpot", evidence, confidence, end)),
+        prompt=exp(sign * log_error("ttft", evidence, confidence, end)),
     )
     return Estimates(candidates, context.tables, context.requests, context.workload, ends)
 

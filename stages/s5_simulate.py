@@ -176,30 +176,28 @@ def _interval(
     shared: _Shared,
 ) -> dict[str, float]:
     """Return low and high of every metric of one replay."""
-    factors = {
-        metric: exp(log_error(metric, evidence, shared.confidence))
-        for metric in ("ttft", "tpot", "itl", "e2e")
-    }
+    metrics_ = ("ttft", "tpot", "itl", "e2e")
+    low, high = (
+        {m: exp(log_error(m, evidence, shared.confidence, end)) for m in metrics_}
+        for end in ("low", "high")
+    )
     ends: dict[str, float] = {}
     for metric, statistic in shared.statistics:
         name = latency_column(metric, statistic)
-        ends[bound_column(name, "low")] = values[name] / factors[metric]
-        ends[bound_column(name, "high")] = values[name] * factors[metric]
+        ends[bound_column(name, "low")] = values[name] / low[metric]
+        ends[bound_column(name, "high")] = values[name] * high[metric]
     latencies = per_request(requests, result)
-    slow = {m: v * factors[m] for m, v in latencies.items()}
-    fast = {m: v / factors[m] for m, v in latencies.items()}
-    low, high = (_met_share(x, shared.limits, result) for x in (slow, fast))
-    ends |= {"slo_attainment_low": low, "slo_attainment_high": high}
-    rate_low, rate_high = _rate_ends(requests, result, factors["tpot"])
-    tokens = values["output_tokens_per_s"]
+    slow = {m: v * high[m] for m, v in latencies.items()}
+    fast = {m: v / low[m] for m, v in latencies.items()}
+    met_low, met_high = (_met_share(x, shared.limits, result) for x in (slow, fast))
+    rate_low, rate_high = _rate_ends(requests, result, high["tpot"], low["tpot"])
+    tokens, rate = values["output_tokens_per_s"], values["requests_per_s"]
+    ends |= {"slo_attainment_low": met_low, "slo_attainment_high": met_high}
     ends |= {
         "output_tokens_low_per_s": tokens * rate_low,
         "output_tokens_high_per_s": tokens * rate_high,
-    }
-    rate = values["requests_per_s"]
-    ends |= {
-        "goodput_low_per_s": low * rate * rate_low,
-        "goodput_high_per_s": high * rate * rate_high,
+        "goodput_low_per_s": met_low * rate * rate_low,
+        "goodput_high_per_s": met_high * rate * rate_high,
     }
     return ends
 
@@ -208,7 +206,9 @@ def _met_share(latencies: dict[str, FloatArray], limits: LatencyLimits, result: 
     return float(meets(latencies, limits).mean()) if result.status == "" else float("nan")
 
 
-def _rate_ends(requests: Requests, result: SimResult, factor: float) -> tuple[float, float]:
+def _rate_ends(
+    requests: Requests, result: SimResult, slower: float, faster: float
+) -> tuple[float, float]:
     """Return the factors on throughput at its low and high end.
 
     Throughput is tokens over makespan. The part of the makespan in which requests still arrive is
@@ -219,13 +219,13 @@ def _rate_ends(requests: Requests, result: SimResult, factor: float) -> tuple[fl
     if result.makespan_s <= 0:
         return 1.0, 1.0
     if requests.closed_loop_users is not None:
-        return 1.0 / factor, factor
+        return 1.0 / slower, faster
     arriving = float(requests.arrival_s[-1] - requests.arrival_s[0])
     tail = max(1.0 - arriving / result.makespan_s, 0.0)
     service_s = float(np.percentile(result.finish_s - result.scheduled_s, 99))
     edge = min(tail, service_s / result.makespan_s) if arriving > 0 else 0.0
-    late = edge + (tail - edge) * (1.0 - 1.0 / factor)
-    return 1.0 / (1.0 + tail * (factor - 1.0)), 1.0 / (1.0 - late)
+    late = edge + (tail - edge) * (1.0 - 1.0 / faster)
+    return 1.0 / (1.0 + tail * (slower - 1.0)), 1.0 / (1.0 - late)
 
 
 def _simulation_frame(

@@ -13,6 +13,7 @@ import polars as pl
 from sieve.context import RunContext
 from sieve.export.vllm_serve import serve_script
 from sieve.ranking.answer import winners
+from sieve.spec import is_path
 from sieve.stage import Stage, StageResult, no_rejections
 
 STAGE: Final = Stage(
@@ -32,7 +33,7 @@ def run(candidates: pl.DataFrame, context: RunContext) -> StageResult:
     ids = hopeful.filter(pl.col("tie_group") == 1)["candidate_id"].head(MAX_TIED).to_list()
     ids += [candidate for candidate in winners(hopeful).values() if candidate]
     finalists = candidates.filter(pl.col("candidate_id").is_in(ids))
-    model = context.spec.model if isinstance(context.spec.model, str) else context.model.name
+    model = _served_model(context)
     files = {
         f"plan/{row['candidate_id']}/serve.sh": serve_script(
             row, model, context.model.checkpoint_dtype, context.engine.name
@@ -40,3 +41,14 @@ def run(candidates: pl.DataFrame, context: RunContext) -> StageResult:
         for row in finalists.iter_rows(named=True)
     }
     return StageResult(candidates, no_rejections(candidates), files=files)
+
+
+def _served_model(context: RunContext) -> str:
+    """Return what the engine loads: the hub name, or the folder of a config.json."""
+    model = context.spec.model
+    if not isinstance(model, str):
+        return context.model.name
+    if is_path(model, context.spec.base_dir):
+        path = (context.spec.base_dir / model).resolve()
+        return str(path.parent if path.is_file() else path)
+    return model

@@ -1,43 +1,45 @@
 """Intervals of simulated metrics from the model's error.
 
-No local measurements are used in this version, so every interval is a default and labelled
-`uncalibrated`: a log-normal error whose spread was read off public measurements of other models and
-GPUs (leave one model and GPU out: TPOT 4.3 %, mean TTFT 18.1 % median error) and widened where the
-evidence is weaker.
+No measurements of the user's own stack are used in this version, so every interval is a default and
+labelled `uncalibrated`: a log-normal error whose spread, apart for either side, is that of public
+closed-loop measurements of vLLM (three models on two GPUs; `reports/validation/closed_loop.md`).
+Predictions there are mostly too fast, in particular TTFT, which misses the client's and the front
+end's time; so the high side is much wider than the low side.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from statistics import NormalDist
-from typing import Final
+from typing import Final, Literal
 
 from sieve.arrays import COMPONENTS, EVIDENCE_CLASSES, FloatArray
 
-SPREAD: Final = {"ttft": 0.28, "tpot": 0.08, "itl": 0.10, "e2e": 0.10}
-"""Standard deviation of the log error of a latency whose step time rests on kernel tables."""
+End = Literal["low", "high"]
 
-WIDENING: Final = {"measured": 1.0, "interpolated": 1.0, "extrapolated": 1.5, "roofline": 2.5}
-"""Factor on `SPREAD` by evidence class."""
+SPREAD: Final = {
+    "high": {"ttft": 0.70, "tpot": 0.24, "itl": 0.24, "e2e": 0.26},
+    "low": {"ttft": 0.10, "tpot": 0.06, "itl": 0.06, "e2e": 0.07},
+}
+"""Deviation of the log error on either side, for latencies that rest on kernel tables."""
+
+WIDENING: Final = {"measured": 1.0, "interpolated": 1.0, "extrapolated": 1.25, "roofline": 1.75}
+"""Factor on `SPREAD` by evidence class; a guess until weaker evidence has been held to records."""
 
 CARRYING_SHARE: Final = 0.1
 """A class counts as evidence of a candidate from this share of the step time on."""
 
 
-def deviations(confidence: float) -> float:
-    """Return the number of standard deviations of a one-sided bound at this confidence."""
-    return NormalDist().inv_cdf(confidence)
-
-
-def log_error(metric: str, evidence: str, confidence: float) -> float:
-    """Return the log of the ratio between an interval's end and its middle.
+def log_error(metric: str, evidence: str, confidence: float, end: End) -> float:
+    """Return the log of the ratio between an interval's end and its middle, as a positive number.
 
     Args:
         metric: `ttft`, `tpot`, `itl` or `e2e`.
         evidence: the candidate's evidence class.
         confidence: one-sided.
+        end: which end.
     """
-    return SPREAD[metric] * WIDENING[evidence] * deviations(confidence)
+    return SPREAD[end][metric] * WIDENING[evidence] * NormalDist().inv_cdf(confidence)
 
 
 def evidence_shares(

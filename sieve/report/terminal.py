@@ -161,6 +161,7 @@ def answer_lines(result: Mapping[str, Any]) -> list[str]:
     if result["answer"]["status"] == "no_slo":
         texts = [a["text"] for a in result["assumptions"] if "no deployment can reach" in a["text"]]
         lines += [text[0].upper() + text[1:] + "." for text in texts]
+    lines += [f"Note: {a['text']}." for a in result["assumptions"] if "stands in" in a["text"]]
     return [line for line in lines if line]
 
 

@@ -13,7 +13,7 @@ from sieve.spec.models import (
     SyntheticSpec,
     TrafficSpec,
 )
-from sieve.spec.resolve import ResolvedSpec, json_schema, load_spec
+from sieve.spec.resolve import ResolvedSpec, is_path, json_schema, load_spec, path_label
 from sieve.spec.slo import LatencyLimits, Slo, SloSet
 
 __all__ = [
@@ -31,8 +31,10 @@ __all__ = [
     "SloSet",
     "SyntheticSpec",
     "TrafficSpec",
+    "is_path",
     "json_schema",
     "load_mapping",
     "load_spec",
     "parse_yaml",
+    "path_label",
 ]

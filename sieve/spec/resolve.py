@@ -52,14 +52,36 @@ class ResolvedSpec:
     def to_json(self) -> dict[str, Any]:
         """Return the resolved spec as JSON data, free of paths of this machine and clocks."""
         run = self.run.model_dump(mode="json", exclude_none=True)
+        trace = run["traffic"].get("trace")
+        if trace is not None:
+            run["traffic"]["trace"] = Path(trace).name
         run.update(
-            model=self.model,
+            model=self._model_name(),
             engine=self.engine,
             fleet=self.fleet.model_dump(mode="json", exclude_none=True),
             grid=self.grid.model_dump(mode="json", exclude_none=True) | {"name": self.grid_name},
             slo=self.slos.texts,
         )
         return run
+
+    def _model_name(self) -> str | dict[str, Any]:
+        """Return the model, a path to a config.json without its folders."""
+        if isinstance(self.model, str) and is_path(self.model, self.base_dir):
+            return path_label(self.model)
+        return self.model
+
+
+def path_label(path: str) -> str:
+    """Return the name of a config.json's folder, or of another file without its suffix."""
+    found = Path(path)
+    if found.name == "config.json" and found.parent.name:
+        return found.parent.name
+    return found.stem if found.suffix == ".json" else found.name
+
+
+def is_path(model: str, base_dir: Path) -> bool:
+    """Tell whether a model is a path to a config.json or to its folder."""
+    return model.endswith(".json") or (base_dir / model).exists()
 
 
 def load_spec(

@@ -18,6 +18,8 @@ from typing import Any, Final
 import numba as nb
 import numpy as np
 
+from sieve.sim._kernels import CAN_CACHE
+
 # Positions in the settings array.
 MAX_NUM_SEQS: Final = 0
 TOKEN_BUDGET: Final = 1
@@ -64,7 +66,7 @@ GAP_RATIO: Final = 1.005
 _LOG_FIRST: Final = math.log(GAP_FIRST_S)
 _LOG_RATIO: Final = math.log(GAP_RATIO)
 
-jit: Any = nb.njit(cache=True, nogil=True, error_model="numpy")
+jit: Any = nb.njit(cache=CAN_CACHE, nogil=True, error_model="numpy")
 
 
 @jit
