@@ -1,4 +1,4 @@
-"""The memory ledger against start-up logs of vLLM 0.19 on an H100 (public thread llm-d-planner#205).
+"""The memory ledger against start-up logs of vLLM 0.19 on an H100 (thread llm-d-planner#205).
 
 GiB per GPU as the logs print them: utilisation 0.95, max_num_seqs 1,024, 79.19 GiB reported.
 """
@@ -13,7 +13,7 @@ from sieve.catalog.models import load_model
 from sieve.memory.ledger import LedgerInput, ledger
 from sieve.units import GIB
 
-# model, TP, bytes per weight, bytes per cached number, weights, KV memory, KV tokens (0: not stated)
+# model, TP, bytes per weight and cached number, weights, KV memory, KV tokens (0: not stated)
 LOGS = [
     ("meta-llama/Llama-3.1-8B-Instruct", 1, 2, 2, 14.99, 58.11, 476_016),
     ("meta-llama/Llama-3.1-8B-Instruct", 2, 2, 2, 7.51, 63.76, 0),
