@@ -41,9 +41,6 @@ from sieve.spec import ResolvedSpec, is_path, load_spec, path_label
 from sieve.traces import load_traffic
 from stages import STAGES
 
-DEFAULT_OUT = Path()
-"""As `out`: a folder below `reports/runs` named after the spec and the time."""
-
 REQUEST_STEPS_PER_S = 15e6
 """Speed of the replay on one core, for the estimate of a dry run."""
 
@@ -118,7 +115,7 @@ class RunResult:
 def run(
     spec: str | Path | Mapping[str, Any],
     *,
-    out: str | Path | None = None,
+    out: str | Path | Callable[[str], Path] | None = None,
     overrides: Sequence[str] = (),
     stop_after: int = len(STAGES),
     executor: str = "auto",
@@ -131,7 +128,8 @@ def run(
 
     Args:
         spec: path of a run spec, or the spec as a mapping.
-        out: run folder to write; nothing is written when None, and `DEFAULT_OUT` names one.
+        out: run folder to write, or a function from the run's name to it, such as
+            `default_folder`; nothing is written when None.
         overrides: `dotted.key=value` texts.
         stop_after: number of the last stage to run.
         executor: `auto`, `local` or `ray`.
@@ -149,8 +147,8 @@ def run(
     fan_out = make_executor(executor, ray_address)
     resolved = load_spec(spec, overrides=overrides)
     context, grid = prepare(resolved, fan_out, exhaustive=exhaustive, progress=progress)
-    if out == DEFAULT_OUT:
-        out = default_folder(resolved.run.name)
+    if callable(out):
+        out = out(resolved.run.name)
     target = RunFolder(Path(out)) if out is not None else None
 
     def note(record: Mapping[str, Any]) -> None:
@@ -349,6 +347,11 @@ def _assumptions(context: RunContext) -> list[Assumption]:
 
 
 def default_folder(name: str) -> Path:
-    """Return `reports/runs/<name>-<utc time>` below the current folder."""
+    """Return `reports/runs/<name>-<utc time>` below the current folder, one that does not exist."""
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    return Path("reports") / "runs" / f"{name}-{stamp}"
+    folder = Path("reports") / "runs" / f"{name}-{stamp}"
+    number = 1
+    while folder.exists():
+        number += 1
+        folder = folder.with_name(f"{name}-{stamp}-{number}")
+    return folder

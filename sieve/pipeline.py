@@ -150,8 +150,6 @@ def misses_of(outcome: Outcome, context: RunContext) -> list[dict[str, Any]]:
     """Return `nearest_misses` of `result.json`; empty when something clears."""
     if not outcome.is_complete or status_of(outcome.ranked, outcome.rejected) == "answer":
         return []
-    rejected = outcome.rejected
-    replayed = rejected.filter(pl.col("reason") == "queue_grows_without_bound")
-    simulated = pl.concat([outcome.ranked, replayed], how="diagonal")
-    early = rejected.filter((pl.col("kind") == "misses_slo") & (pl.col("stage") < 5))
-    return nearest_misses(simulated, early, limits_of(context.slos))
+    missing = outcome.ranked.filter(pl.col("verdict") == "misses")
+    thrown_out = outcome.rejected.filter(pl.col("kind") == "misses_slo")
+    return nearest_misses(missing, thrown_out, limits_of(context.slos))

@@ -10,6 +10,7 @@ import difflib
 import json
 import math
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Mapping
@@ -61,6 +62,7 @@ class RunFolder:
         try:
             path.mkdir(parents=True, exist_ok=True)
             (path / "result.json").unlink(missing_ok=True)
+            _remove_plan(path / "plan")
             self._events = (path / "events.jsonl").open("w", encoding="utf-8")
         except OSError as error:
             raise ResultError(f"{path}: cannot be written: {error.strerror}") from None
@@ -96,6 +98,12 @@ class RunFolder:
     def close(self) -> None:
         """Close the event log."""
         self._events.close()
+
+
+def _remove_plan(plan: Path) -> None:
+    """Remove an earlier run's plan: its finalists need not be this run's."""
+    if plan.is_dir() and not plan.is_symlink():
+        shutil.rmtree(plan)
 
 
 def _is_run_folder(path: Path) -> bool:

@@ -85,13 +85,22 @@ def split(
 
 
 def verify(stage: Stage, given: pl.DataFrame, result: StageResult) -> None:
-    """Hold a stage to its contract: conservation of rows, declared columns, declared reasons."""
+    """Hold a stage to its contract: conservation of rows, declared columns, declared reasons.
+
+    Raises:
+        AssertionError: the stage broke it, which is a bug; also under `python -O`.
+    """
     ids = pl.concat([result.admitted["candidate_id"], result.rejected["candidate_id"]])
-    assert len(ids) == len(given), f"{stage.name}: {len(given)} rows in, {len(ids)} out"
-    assert ids.n_unique() == len(ids), f"{stage.name}: a candidate came out twice"
-    assert set(ids) == set(given["candidate_id"]), f"{stage.name}: candidates were exchanged"
+    _hold(len(ids) == len(given), f"{stage.name}: {len(given)} rows in, {len(ids)} out")
+    _hold(ids.n_unique() == len(ids), f"{stage.name}: a candidate came out twice")
+    _hold(set(ids) == set(given["candidate_id"]), f"{stage.name}: candidates were exchanged")
     missing = [c for c in stage.adds if c not in result.admitted.columns]
-    assert not missing, f"{stage.name}: columns declared but not added: {missing}"
+    _hold(not missing, f"{stage.name}: columns declared but not added: {missing}")
     for reason, kind in result.rejected.select("reason", "kind").unique().iter_rows():
-        assert stage.reasons.get(reason) == kind, f"{stage.name}: undeclared {kind} {reason}"
-        assert kind in KINDS, f"{stage.name}: undeclared kind {kind}"
+        _hold(stage.reasons.get(reason) == kind, f"{stage.name}: undeclared {kind} {reason}")
+        _hold(kind in KINDS, f"{stage.name}: undeclared kind {kind}")
+
+
+def _hold(condition: object, message: str) -> None:
+    if not condition:
+        raise AssertionError(message)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from typing import Final
 
 from sieve.errors import InvalidInput
@@ -42,7 +43,9 @@ def parse_quantity(value: object, unit: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise InvalidInput(f"found {value!r}, expected a number or a text such as {_example(unit)}")
     if isinstance(value, int | float):
-        number, factor = float(value), 1.0
+        # A whole number beyond double precision has no float; it is no finite quantity either.
+        number = float(value) if abs(value) <= sys.float_info.max else math.inf
+        factor = 1.0
     else:
         match = _QUANTITY.match(value)
         suffixes = _FACTORS[unit]
@@ -55,8 +58,8 @@ def parse_quantity(value: object, unit: str) -> float:
             allowed = ", ".join(s for s in suffixes if s)
             raise InvalidInput(f"unit {suffix!r} in {value!r} is not one of: {allowed}")
         factor = suffixes.get(suffix, 1.0)
-    if not math.isfinite(number):
-        raise InvalidInput(f"found {value!r}, expected a finite number")
+    if not math.isfinite(number * factor):
+        raise InvalidInput(f"found {str(value)[:40]}, expected a finite number")
     return number * factor
 
 

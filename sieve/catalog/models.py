@@ -75,10 +75,16 @@ def load_model(name: str, *, base_dir: Path | None = None) -> ModelArchitecture:
         )
     if name in _catalogue():
         return _from_catalogue(name)
-    path = _config_path(name, base_dir)
-    if path is not None:
-        return _from_file(name, path)
-    return _from_alias(name)
+    path = config_file(name, base_dir=base_dir)
+    return _from_alias(name) if path is None else _from_file(name, path)
+
+
+def config_file(name: str, *, base_dir: Path | None = None) -> Path | None:
+    """Return the config file that a model name stands for, None for names of the catalogue.
+
+    The file need not exist; `load_model` then says so.
+    """
+    return None if name in _catalogue() else _config_path(name, base_dir)
 
 
 def list_models() -> list[ModelEntry]:

@@ -55,10 +55,12 @@ def run(
         if given:
             raise NotYetError(f"{flag} is not yet in this version; leave it out")
     from sieve import api
+    from sieve.parallel import make_executor
     from sieve.report import terminal
 
     overrides = overrides or []
     if dry_run:
+        make_executor(executor, ray_address)
         counts = api.dry_run(spec, overrides=overrides, exhaustive=exhaustive)
         if as_json:
             print_json(counts)
@@ -68,7 +70,7 @@ def run(
     with _progress() as (on_stage, progress):
         result = api.run(
             spec,
-            out=out if out is not None else api.DEFAULT_OUT,
+            out=out if out is not None else api.default_folder,
             overrides=overrides,
             stop_after=stop_after,
             executor=executor,

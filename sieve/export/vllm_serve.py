@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from sieve.errors import ExportError
@@ -24,28 +24,33 @@ _SWITCHES: Final = (
     "--no-async-scheduling",
 )  # fmt: skip
 _PLAIN: Final = {"bf16": "bfloat16", "fp16": "float16"}
+CHECKPOINT: Final = "${CHECKPOINT:?}"
+"""Stands for a checkpoint that the user must name; the script stops when it is not set."""
 
 
 def serve_command(row: Mapping[str, Any], model: str, checkpoint_dtype: str) -> list[str]:
     """Return the argument list that starts one replica of a candidate, every option spelled out.
 
     Switches turn off what the replay does not model, so that the command is what was evaluated.
+    Where no flag makes the precision from the published weights, the model is the placeholder
+    `CHECKPOINT`: the user must name a checkpoint that already has it.
 
     Args:
         row: a row of the candidate frame.
         model: hub id or path that the engine loads.
         checkpoint_dtype: precision of the published weights.
-
-    Raises:
-        ExportError: a weight precision that no flag of the engine produces.
     """
-    args = ["vllm", "serve", model]
+    placeholder = needs_checkpoint(row["weight_dtype"], checkpoint_dtype)
+    args = ["vllm", "serve", CHECKPOINT if placeholder else model]
     for flag, (column, _) in _VALUE_FLAGS.items():
         if row[column] is not None:
             args += [flag, _text(row[column])]
     if row["ep"] > 1:
         args.append("--enable-expert-parallel")
-    args += _weight_flags(row["weight_dtype"], checkpoint_dtype)
+    if row["weight_dtype"] in _PLAIN:
+        args += ["--dtype", _PLAIN[row["weight_dtype"]]]
+    elif row["weight_dtype"] == "fp8" and checkpoint_dtype != "fp8":
+        args += ["--quantization", "fp8"]
     args += ["--enable-chunked-prefill", "--no-enable-prefix-caching", "--no-async-scheduling"]
     return [*args, "--scheduling-policy", "fcfs"]
 
@@ -54,17 +59,15 @@ def _text(value: Any) -> str:
     return repr(value) if isinstance(value, float) else str(value)
 
 
-def _weight_flags(weight_dtype: str, checkpoint_dtype: str) -> list[str]:
-    if weight_dtype in _PLAIN:
-        return ["--dtype", _PLAIN[weight_dtype]]
-    if weight_dtype == "fp8" and checkpoint_dtype != "fp8":
-        return ["--quantization", "fp8"]
-    return []
-
-
 def needs_checkpoint(weight_dtype: str, checkpoint_dtype: str) -> bool:
-    """Tell whether the candidate needs a checkpoint that is already quantised."""
-    return weight_dtype not in {*_PLAIN, "fp8", checkpoint_dtype}
+    """Tell whether no flag of the engine makes this precision from the published weights.
+
+    The engine casts between 16-bit formats and quantises 16-bit weights to FP8 while loading;
+    it does not dequantise, and other formats need a checkpoint of their own.
+    """
+    if weight_dtype == checkpoint_dtype:
+        return False
+    return checkpoint_dtype not in _PLAIN or weight_dtype not in {*_PLAIN, "fp8"}
 
 
 def parse_command(args: Sequence[str]) -> dict[str, Any]:
@@ -81,14 +84,14 @@ def parse_command(args: Sequence[str]) -> dict[str, Any]:
         flag = rest.pop(0)
         if flag in _VALUE_FLAGS:
             column, kind = _VALUE_FLAGS[flag]
-            row[column] = kind(rest.pop(0))
+            row[column] = _value(flag, rest, kind)
         elif flag == "--dtype":
-            dtype = rest.pop(0)
-            row["weight_dtype"] = {v: k for k, v in _PLAIN.items()}[dtype]
+            names = {v: k for k, v in _PLAIN.items()}
+            row["weight_dtype"] = _value(flag, rest, names.__getitem__)
         elif flag == "--quantization":
-            row["weight_dtype"] = rest.pop(0)
+            row["weight_dtype"] = _value(flag, rest, str)
         elif flag == "--scheduling-policy":
-            row["scheduling_policy"] = rest.pop(0)
+            row["scheduling_policy"] = _value(flag, rest, str)
         elif flag in _SWITCHES:
             row[flag.removeprefix("--").replace("-", "_")] = True
         else:
@@ -98,10 +101,25 @@ def parse_command(args: Sequence[str]) -> dict[str, Any]:
     return row
 
 
+def _value(flag: str, rest: list[str], kind: Callable[[str], Any]) -> Any:
+    """Take the value of a flag off the list and read it."""
+    if not rest:
+        raise ExportError(f"{flag} has no value")
+    text = rest.pop(0)
+    try:
+        return kind(text)
+    except (ValueError, KeyError):
+        raise ExportError(f"{flag}: cannot read {text!r}") from None
+
+
 def serve_script(row: Mapping[str, Any], model: str, checkpoint_dtype: str, engine: str) -> str:
     """Return `serve.sh`: comments, then the command of one replica."""
     args = serve_command(row, model, checkpoint_dtype)
-    lines = ["#!/usr/bin/env bash", f"# {row['candidate_id']}", f"# Flags of {WRITTEN_FOR}."]
+    lines = [
+        "#!/usr/bin/env bash",
+        f"# {_comment(row['candidate_id'])}",
+        f"# Flags of {WRITTEN_FOR}.",
+    ]
     if engine == "reference":
         lines.append(
             "# Evaluated under the plain rules of `engine: reference`, not as a real engine."
@@ -113,8 +131,9 @@ def serve_script(row: Mapping[str, Any], model: str, checkpoint_dtype: str, engi
     )
     if needs_checkpoint(row["weight_dtype"], checkpoint_dtype):
         lines.append(
-            f"# Needs a checkpoint quantised to {_comment(row['weight_dtype'])}: put its name in "
-            "place of the model below."
+            f"# Set CHECKPOINT to a checkpoint of {_comment(model)} with "
+            f"{_comment(row['weight_dtype'])} weights: no flag makes them from "
+            f"{_comment(checkpoint_dtype)}."
         )
     command = " \\\n  ".join(_grouped(args))
     return "\n".join([*lines, "set -euo pipefail", f"exec {command}", ""])
@@ -122,7 +141,8 @@ def serve_script(row: Mapping[str, Any], model: str, checkpoint_dtype: str, engi
 
 def _grouped(args: Sequence[str]) -> list[str]:
     """Return shell-quoted pieces, one flag with its value a line."""
-    pieces = [shlex.join(args[:3])]
+    model = f'"{CHECKPOINT}"' if args[2] == CHECKPOINT else shlex.quote(args[2])
+    pieces = [f"{shlex.join(args[:2])} {model}"]
     for arg in args[3:]:
         if arg.startswith("--"):
             pieces.append(shlex.quote(arg))

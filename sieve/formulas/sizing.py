@@ -81,12 +81,13 @@ def kv_pages(
         InvalidInput: a size, count or share that is not positive.
     """
     for name, value in (
-        ("card_bytes", card_bytes), ("weight_bytes", weight_bytes), ("kv_layers", kv_layers),
-        ("kv_heads", kv_heads), ("head_dim", head_dim), ("tp", tp), ("pp", pp),
-        ("kv_bytes_per_element", kv_bytes_per_element), ("utilisation", utilisation),
-        ("page_tokens", page_tokens),
+        ("card_bytes", card_bytes), ("kv_layers", kv_layers), ("kv_heads", kv_heads),
+        ("head_dim", head_dim), ("tp", tp), ("pp", pp), ("utilisation", utilisation),
+        ("kv_bytes_per_element", kv_bytes_per_element), ("page_tokens", page_tokens),
     ):  # fmt: skip
         _require_positive(name, value)
+    if not bool(np.all(np.asarray(weight_bytes, np.float64) >= 0)):
+        raise InvalidInput("weight_bytes must be 0 or more")
     budget = np.asarray(utilisation, np.float64) * np.asarray(card_bytes, np.float64)
     ranks = np.asarray(tp, np.int64) * np.asarray(pp, np.int64)
     shard = np.asarray(weight_bytes, np.float64) / ranks
@@ -210,12 +211,16 @@ def shortlist(
     members: dict[int, int] = {}
     while queues and len(taken) < size:
         for queue in list(queues):
-            chosen = next((i for i in queue if i not in taken), None)
+            if len(taken) == size:
+                break
+            # What a list passes over now, taken or with a full family, it never takes later.
+            open_ = (i for i in queue if i not in taken and members.get(family[i], 0) < per_family)
+            chosen = next(open_, None)
             if chosen is None:
                 queues.remove(queue)
-            elif members.get(int(family[chosen]), 0) < per_family and len(taken) < size:
-                taken[chosen] = None
-                members[int(family[chosen])] = members.get(int(family[chosen]), 0) + 1
+                continue
+            taken[chosen] = None
+            members[family[chosen]] = members.get(family[chosen], 0) + 1
     return np.array(list(taken), np.int64)
 
 

@@ -85,46 +85,45 @@ def nearest_misses(
     """Return the candidates that came nearest, each with the limit it misses by most.
 
     The nearest of each (GPU, TP, PP, replicas) family. Simulated candidates come first, by the
-    worst ratio over all limits; then those that a bound or the batch sizing threw out.
+    worst ratio over all limits; then those that a stage threw out, by the ratio of the two numbers
+    it compared.
 
     Args:
-        simulated: candidates with metrics at level 1.0, rejected by the replay or not.
-        rejected: candidates rejected as `misses_slo` before the replay.
+        simulated: candidates that miss an objective at level 1.0, with their metrics.
+        rejected: candidates rejected as `misses_slo`.
         limits: the objectives.
         count: how many at most.
     """
-    out: list[dict[str, Any]] = []
+    found: list[dict[str, Any]] = []
     if not simulated.is_empty():
         ratios = np.stack([lim.shortfall(simulated[lim.column].to_numpy()) for lim in limits])
-        worst = ratios.max(axis=0)
-        order = np.lexsort((simulated["candidate_id"].to_numpy().astype(str), worst))
-        seen: set[tuple[Any, ...]] = set()
+        order = np.lexsort((simulated["candidate_id"].to_numpy().astype(str), ratios.max(axis=0)))
         for i in order:
-            row = simulated.row(int(i), named=True)
-            family = tuple(row[name] for name in ("gpu", "tp", "pp", "replicas"))
-            if family in seen or len(out) == count:
-                continue
-            seen.add(family)
-            lim = limits[int(ratios[:, i].argmax())]
-            out.append(_miss(row, 5, lim.text, row[lim.column], lim.limit, lim.unit, worst[i]))
-    thrown_out = _by_bound(rejected).head(count - len(out))
-    names = ("stage", "reason", "observed", "limit", "unit", "ratio")
-    out.extend(_miss(row, *(row[k] for k in names)) for row in thrown_out.iter_rows(named=True))
-    return out
+            lim, row = limits[int(ratios[:, i].argmax())], simulated.row(int(i), named=True)
+            found.append(_miss(row, 5, lim.text, row[lim.column], lim.limit, lim.unit))
+    names = ("stage", "reason", "observed", "limit", "unit")
+    found += [_miss(row, *(row[k] for k in names)) for row in _by_ratio(rejected)]
+    nearest: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for miss in found:
+        nearest.setdefault(miss.pop("family"), miss)
+    return list(nearest.values())[:count]
 
 
-def _by_bound(rejected: pl.DataFrame) -> pl.DataFrame:
+def _by_ratio(rejected: pl.DataFrame) -> list[dict[str, Any]]:
     observed, limit = pl.col("observed"), pl.col("limit")
-    over, under = observed / limit, limit / observed
-    return rejected.with_columns(pl.max_horizontal(over, under).alias("ratio")).sort(
-        "ratio", "candidate_id", nulls_last=True
-    )
+    ratio = pl.max_horizontal(observed / limit, limit / observed)
+    return rejected.sort(ratio, "candidate_id", nulls_last=True).to_dicts()
 
 
 def _miss(
-    row: dict[str, Any], stage: int, text: str, observed: Any, limit: Any, unit: str, ratio: float
+    row: dict[str, Any], stage: int, text: str, observed: float | None, limit: float, unit: str
 ) -> dict[str, Any]:
+    """Return one entry; `off_by_frac` is the larger of the two numbers over the other, less 1."""
+    off = None
+    if observed and limit:
+        off = max(observed / limit, limit / observed) - 1.0
     return {
+        "family": tuple(row[name] for name in ("gpu", "tp", "pp", "replicas")),
         "candidate_id": row["candidate_id"],
         "num_gpus": row["num_gpus"],
         "stage": stage,
@@ -132,5 +131,5 @@ def _miss(
         "observed": observed,
         "limit": limit,
         "unit": unit,
-        "off_by_frac": float(ratio) - 1.0,
+        "off_by_frac": off,
     }

@@ -28,6 +28,11 @@ class _StrictLoader(yaml.SafeLoader):
             raise yaml.composer.ComposerError(
                 None, None, "YAML aliases are not accepted; write the value out", event.start_mark
             )
+        tagged = self.peek_event()  # type: ignore[no-untyped-call]
+        if getattr(tagged, "tag", None) is not None:
+            raise yaml.composer.ComposerError(
+                None, None, f"YAML tag {tagged.tag!r} is not accepted", tagged.start_mark
+            )
         self._depth += 1
         if self._depth > MAX_DEPTH:
             mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
@@ -91,7 +96,7 @@ def parse_yaml(text: str, source: str) -> Any:
     Raises:
         SpecError: not YAML, duplicate keys, aliases, too deep, or more than one document.
     """
-    if len(text.encode()) > MAX_SPEC_BYTES:
+    if len(text.encode(errors="surrogatepass")) > MAX_SPEC_BYTES:
         raise SpecError(source, [Fault("", f"larger than {MAX_SPEC_BYTES:,} bytes")])
     loader = None
     try:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
 from sieve.errors import InvalidInput
 from sieve.units import parse_quantity
@@ -23,8 +31,13 @@ def _quantity(unit: str) -> BeforeValidator:
     return BeforeValidator(read)
 
 
-Seconds = Annotated[float, _quantity("s"), Field(ge=0)]
-Rate = Annotated[float, _quantity("per_s"), Field(gt=0, le=1e9)]
+_NUMBER_OR_TEXT = WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string"}]})
+Seconds = Annotated[float, _quantity("s"), Field(ge=0), _NUMBER_OR_TEXT]
+Rate = Annotated[float, _quantity("per_s"), Field(gt=0, le=1e9), _NUMBER_OR_TEXT]
+_TEXTS = {"type": "array", "items": {"type": "string"}}
+Slos = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "object"}, _TEXTS]})]
+"""Read by `slo.parse_slos`, which notes its own faults."""
+GridSource = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]})]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 
@@ -274,11 +287,11 @@ class RunSpec(StrictModel):
     """Engine profile, such as `vllm==0.33` or `reference`; default: the newest vLLM."""
     traffic: TrafficSpec
     """The traffic to serve."""
-    slo: dict[str, Any] | list[str]
+    slo: Slos
     """Objectives, which hold at load level 1.0."""
     fleet: FleetSpec = FleetSpec()
     """GPUs, limits and prices."""
-    grid: str | dict[str, Any] = "default"
+    grid: GridSource = "default"
     """A grid of the tool, a path, or inline axes."""
     batch_sizing: Literal["ledger", "slim"] = "ledger"
     """How stage 3 sizes the batch."""

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from sieve.catalog.models import config_file
 from sieve.errors import Fault, SpecError
 from sieve.resources import data_folder
 from sieve.spec.loader import load_mapping, parse_yaml
@@ -80,8 +81,8 @@ def path_label(path: str) -> str:
 
 
 def is_path(model: str, base_dir: Path) -> bool:
-    """Tell whether a model is a path to a config.json or to its folder."""
-    return model.endswith(".json") or (base_dir / model).exists()
+    """Tell whether a model is a path to a config.json or to its folder, not a catalogue name."""
+    return config_file(model, base_dir=base_dir) is not None
 
 
 def load_spec(
@@ -141,6 +142,9 @@ def load_spec(
 def json_schema() -> dict[str, Any]:
     """Return the JSON schema of the run spec."""
     schema = RunSpec.model_json_schema()
+    lengths = schema["$defs"]["SyntheticSpec"]["properties"]
+    for name in ("isl", "osl"):
+        lengths[name] = {"anyOf": [{"$ref": "#/$defs/LengthSpec"}, {"type": "integer"}]}
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "sieve run spec"
     return schema
@@ -150,7 +154,10 @@ def _merge_fleet(own: FleetSpec, grid: FleetSpec | None) -> FleetSpec:
     values: dict[str, Any] = dict(_FLEET_DEFAULTS)
     for layer in (grid, own):
         if layer is not None:
+            prices = values.get("usd_per_gpu_hour") or {}
             values |= {k: v for k, v in layer.__dict__.items() if v is not None}
+            if prices or layer.usd_per_gpu_hour:
+                values["usd_per_gpu_hour"] = prices | (layer.usd_per_gpu_hour or {})
     return FleetSpec(**values)
 
 
@@ -209,7 +216,9 @@ def _validate(
 
 
 def _fault_of(model: type[BaseModel], item: Any, prefix: str) -> Fault:
-    loc = [p for p in item["loc"] if not _is_union_tag(p)]
+    loc = [p for p in item["loc"][:-1] if not _is_union_tag(p)] + list(item["loc"][-1:])
+    if item["type"] not in {"extra_forbidden", "missing"}:
+        loc = [p for p in loc if not _is_union_tag(p)]
     path = prefix
     for part in loc:
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
@@ -224,6 +233,10 @@ def _fault_of(model: type[BaseModel], item: Any, prefix: str) -> Fault:
     message = item["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     if kind == "value_error":
         return Fault(path, message)
+    if kind == "too_short":
+        return Fault(path, "is empty; it needs at least 1 item")
+    if kind == "too_long":
+        return Fault(path, f"has too many entries; at most {item['ctx']['max_length']}")
     found = repr(item["input"])
     found = found if len(found) <= 60 else found[:57] + "..."
     return Fault(path, f"found {found}, expected {message}")

@@ -218,6 +218,9 @@ def _parse_gate(
     gates: dict[str, tuple[float, LatencyLimits]],
     faults: list[Fault],
 ) -> None:
+    if kind in gates:
+        faults.append(Fault(path, f"{kind} is given twice; one gate of a kind holds"))
+        return
     target = "share" if kind == "attainment" else "per_s"
     example = f"{{{target}: {'0.95' if kind == 'attainment' else '4'}, ttft: 2 s, tpot: 50 ms}}"
     if not isinstance(item, Mapping):

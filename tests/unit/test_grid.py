@@ -220,7 +220,8 @@ def test_bytes_of_the_named_precisions(
         "fp9", "FP8", 8, None, {"name": "x"}, {"name": "x", "bytes_per_param": 0},
         {"name": "x", "bytes_per_param": -1}, {"name": "x", "bytes_per_param": math.nan},
         {"name": "x", "bytes_per_param": True}, {"name": "x/y", "bytes_per_param": 1},
-        {"name": "x\ny", "bytes_per_param": 1}, {"name": "x\n", "bytes_per_param": 1}, {"name": "x", "bytes_per_param": 1, "bits": 4},
+        {"name": "x\ny", "bytes_per_param": 1}, {"name": "x\n", "bytes_per_param": 1},
+        {"name": "x", "bytes_per_param": 1, "bits": 4},
     ],
     ids=str,
 )  # fmt: skip

@@ -62,14 +62,14 @@ def test_a_duplicate_key_names_both_lines() -> None:
         ("\ta: 1", "tab|\\\\t"),
         ("a: 1\n---\nb: 2", "another document"),
         ("a: '", "unexpected end"),
-        ("a: !!python/object/apply:os.system [x]", "constructor"),
-        ("a: !thing 1", "constructor"),
+        ("a: !!python/object/apply:os.system [x]", "tag .*not accepted"),
+        ("a: !thing 1", "tag .*not accepted"),
         ("? [1, 2]\n: x", "plain texts"),
         ("~: x", "plain texts"),
         ("a: \0", "not valid YAML"),
         (f"a: {'9' * 31}", "31 digits"),
         (f"a: {'9' * 5000}", "5000 digits"),
-        ("a: !!int abc", "not valid YAML|number"),
+        ("a: !!int abc", "tag .*not accepted"),
     ],
 )
 def test_refused_with_a_message(text: str, complaint: str) -> None:
