@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +20,7 @@ from sieve.catalog.architecture import EngineProfile, Gpu, ModelArchitecture
 from sieve.catalog.engines import load_engine
 from sieve.catalog.models import inline_model, load_model
 from sieve.context import Assumption, RunContext
-from sieve.errors import InvalidInput, NotYetError
+from sieve.errors import CatalogError, InvalidInput, NotYetError, TraceError
 from sieve.grid import Grid, expand, require_prices
 from sieve.parallel import LocalExecutor, make_executor
 from sieve.perf.cache import StepTables
@@ -40,6 +41,9 @@ from sieve.results import SCHEMA_VERSION, RunFolder, clean, to_json
 from sieve.spec import ResolvedSpec, is_path, load_spec, path_label
 from sieve.traces import load_traffic
 from stages import STAGES
+
+SHORT_TRACE = 5
+"""A trace shorter than this many slow answers says little about steady throughput."""
 
 REQUEST_STEPS_PER_S = 15e6
 """Speed of the replay on one core, for the estimate of a dry run."""
@@ -207,12 +211,16 @@ def prepare(
     """Return the context and the candidates of a resolved spec; all look-ups happen here."""
     _refuse_not_yet(spec)
     objective = metrics_of(spec.run.rank.objective, spec.source)
-    model = _model_of(spec)
-    engine = load_engine(spec.engine)
-    grid = expand(spec, model, engine)
+    with _located(spec, "model"):
+        model = _model_of(spec)
+    with _located(spec, "engine"):
+        engine = load_engine(spec.engine)
+    with _located(spec, "fleet.gpus"):
+        grid = expand(spec, model, engine)
+    with _located(spec, "traffic"):
+        requests = load_traffic(spec.run.traffic, seed=spec.run.seed, base_dir=spec.base_dir)
     if needs_price(list(objective)):
         require_prices(grid.gpus)
-    requests = load_traffic(spec.run.traffic, seed=spec.run.seed, base_dir=spec.base_dir)
     workload = workload_of(requests)
     frame = grid.candidates
     tables = StepTables(
@@ -241,6 +249,15 @@ def prepare(
     return context, grid
 
 
+@contextmanager
+def _located(spec: ResolvedSpec, path: str) -> Iterator[None]:
+    """Put the spec's file and the key in front of a look-up's error."""
+    try:
+        yield
+    except (CatalogError, TraceError) as error:
+        raise type(error)(f"{spec.source}: {path}: {error}") from None
+
+
 def _model_of(spec: ResolvedSpec) -> ModelArchitecture:
     if not isinstance(spec.model, str):
         return inline_model(spec.model)
@@ -255,8 +272,6 @@ def _largest(frame: pl.DataFrame, column: str) -> int:
 
 
 def _refuse_not_yet(spec: ResolvedSpec) -> None:
-    if spec.run.batch_sizing == "slim":
-        raise NotYetError("batch_sizing: slim is not yet in this version; use ledger")
     if spec.fleet.routing != "round_robin":
         raise NotYetError(
             f"fleet.routing: {spec.fleet.routing} is not yet in this version; use round_robin"
@@ -269,10 +284,10 @@ def _result(grid: Grid, context: RunContext, outcome: Outcome) -> RunResult:
         "sieve_version": __version__,
         "spec": context.spec.to_json(),
         "inputs": _inputs(context),
-        "assumptions": [asdict(a) for a in _assumptions(context)],
+        "assumptions": [asdict(a) for a in [*_assumptions(context), *_warnings(context, outcome)]],
         "stages": outcome.stages,
         "answer": answer_of(outcome, context),
-        "ranking": ranking_rows(outcome),
+        "ranking": ranking_rows(outcome, context.options),
         "nearest_misses": misses_of(outcome, context),
         "elapsed_s": 0.0,
     }
@@ -344,6 +359,24 @@ def _assumptions(context: RunContext) -> list[Assumption]:
             text += f", so no deployment can reach the objective of {max(limits):,.0f}"
         out.append(Assumption("traffic", text))
     return out
+
+
+def _warnings(context: RunContext, outcome: Outcome) -> list[Assumption]:
+    """Return what makes the figures of this run weaker than they look."""
+    span = context.workload.span_s
+    if int(context.requests.output_tokens.max()) == 1:
+        text = "every answer has one token, so there is no TPOT and a limit on it never holds"
+        return [Assumption("traffic", text)]
+    if not outcome.is_complete or outcome.ranked.is_empty() or context.workload.users is not None:
+        return []
+    longest = outcome.ranked["e2e_p99_s"][0]
+    if span > 0 and longest is not None and longest > span / SHORT_TRACE:
+        text = (
+            f"the trace lasts {span:,.0f} s and the leader's slow answers {longest:,.0f} s: "
+            "throughput and cost are set by the drain at its end; take more requests"
+        )
+        return [Assumption("traffic", text)]
+    return []
 
 
 def default_folder(name: str) -> Path:

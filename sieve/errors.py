@@ -29,13 +29,15 @@ class SieveError(Exception):
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault of a spec: dotted path, what is wrong, and a remedy."""
+    """One fault of a spec: dotted path, what is wrong and a remedy, and the line if known."""
 
     path: str
     message: str
+    line: int | None = None
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.message}" if self.path else self.message
+        where = f" (line {self.line})" if self.line is not None else ""
+        return f"{self.path}{where}: {self.message}" if self.path else self.message
 
 
 class SpecError(SieveError):

@@ -81,7 +81,7 @@ COLUMNS: Final = (
     Column("num_gpu_blocks", _I, "", 2, "KV blocks a request can use"),
     Column("kv_tokens", _I, "tokens", 2, "tokens of KV cache of one replica"),
     Column("batch", _I, "", 3, "largest batch before the binding limit"),
-    Column("batch_limit", _S, "", 3, "what binds the batch: pages, tpot or max_num_seqs"),
+    Column("batch_limit", _S, "", 3, "what binds the batch: pages, tpot, max_num_seqs or slim"),
     Column("score", _F, "", 4, "shortlist score, larger is better"),
     Column("bound_output_tokens_per_s", _F, "tokens/s", 4, "optimistic capacity of all replicas"),
     Column("bound_ttft_s", _F, "s", 4, "optimistic TTFT"),

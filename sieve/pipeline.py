@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -123,13 +123,15 @@ def answer_of(outcome: Outcome, context: RunContext) -> dict[str, Any]:
     }
 
 
-def ranking_rows(outcome: Outcome) -> list[dict[str, Any]]:
-    """Return `ranking` of `result.json`."""
+def ranking_rows(outcome: Outcome, options: Sequence[str]) -> list[dict[str, Any]]:
+    """Return `ranking` of `result.json`; `options` are the further engine options of the grid."""
     if not outcome.is_complete:
         return []
     rows = []
     for row in outcome.ranked.iter_rows(named=True):
         entry = {name: row[name] for name in _RANKING_FACTS}
+        if options:
+            entry["options"] = {name: row[name] for name in options}
         for metric in METRICS:
             entry[metric] = {
                 "low": row[bound_column(metric, "low")],

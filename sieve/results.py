@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +23,14 @@ from sieve.errors import ResultError
 
 SCHEMA_VERSION: Final = "1.0"
 MAX_RESULT_BYTES: Final = 200_000_000
+_CANDIDATE_COLUMNS: Final = (
+    "candidate_id", "gpu", "tp", "pp", "ep", "replicas", "num_gpus", "weight_dtype",
+    "kv_cache_dtype", "stage", "kind", "reason", "observed", "limit", "unit",
+)  # fmt: skip
+_LEVEL_COLUMNS: Final = (
+    "candidate_id", "level", "ttft_p99_s", "tpot_p99_s", "e2e_p99_s", "output_tokens_per_s",
+    "slo_attainment", "mean_batch", "peak_kv_usage",
+)  # fmt: skip
 
 
 def clean(value: Any) -> Any:
@@ -61,8 +69,7 @@ class RunFolder:
             )
         try:
             path.mkdir(parents=True, exist_ok=True)
-            (path / "result.json").unlink(missing_ok=True)
-            _remove_plan(path / "plan")
+            _remove_earlier(path)
             self._events = (path / "events.jsonl").open("w", encoding="utf-8")
         except OSError as error:
             raise ResultError(f"{path}: cannot be written: {error.strerror}") from None
@@ -100,8 +107,11 @@ class RunFolder:
         self._events.close()
 
 
-def _remove_plan(plan: Path) -> None:
-    """Remove an earlier run's plan: its finalists need not be this run's."""
+def _remove_earlier(path: Path) -> None:
+    """Remove an earlier run's files, the result first, so that no two runs mix."""
+    for name in ("result.json", "report.html", "candidates.parquet", "simulations.parquet"):
+        (path / name).unlink(missing_ok=True)
+    plan = path / "plan"
     if plan.is_dir() and not plan.is_symlink():
         shutil.rmtree(plan)
 
@@ -130,19 +140,41 @@ def read_result(run: Path) -> dict[str, Any]:
     return data
 
 
-def read_frame(run: Path, name: str) -> pl.DataFrame:
-    """Return a Parquet table of a run folder.
+def read_frame(run: Path, name: str, columns: Sequence[str] = ()) -> pl.DataFrame:
+    """Return a Parquet table of a run folder that has at least `columns`.
 
     Raises:
-        ResultError: missing or unreadable.
+        ResultError: missing, unreadable, or without a column.
     """
     path = run / name
     if not path.is_file():
         raise ResultError(f"{run}: {name} is missing; run `sieve run` again")
     try:
-        return pl.read_parquet(path)
+        frame = pl.read_parquet(path)
     except (pl.exceptions.PolarsError, OSError) as error:
         raise ResultError(f"{path}: not a readable Parquet file: {error}") from None
+    _require_columns(path, frame, columns)
+    return frame
+
+
+def _require_columns(path: Path, frame: pl.DataFrame, columns: Sequence[str]) -> None:
+    missing = [name for name in columns if name not in frame.columns]
+    if missing:
+        raise ResultError(f"{path}: not this table: column {missing[0]!r} is missing")
+
+
+def _require_keys(path: Path, data: Mapping[str, Any], kinds: Mapping[str, type]) -> None:
+    for key, kind in kinds.items():
+        if not isinstance(data.get(key), kind):
+            raise ResultError(f"{path}: {key!r} is missing or not a {kind.__name__}")
+    for stage in data["stages"]:
+        if not isinstance(stage, dict) or not {"number", "name"} <= stage.keys():
+            raise ResultError(f"{path}: an entry of 'stages' has no number and name")
+    for entry in data["ranking"]:
+        if not isinstance(entry, dict) or "candidate_id" not in entry:
+            raise ResultError(f"{path}: an entry of 'ranking' has no candidate_id")
+    if not isinstance(data["spec"].get("slo"), list):
+        raise ResultError(f"{path}: 'spec.slo' is missing or not a list")
 
 
 def find_candidate(candidates: pl.DataFrame, candidate_id: str) -> dict[str, Any]:
@@ -157,23 +189,26 @@ def find_candidate(candidates: pl.DataFrame, candidate_id: str) -> dict[str, Any
     ids = candidates["candidate_id"].head(50_000).to_list()
     near = difflib.get_close_matches(candidate_id, ids, n=3, cutoff=0.3)
     raise ResultError(
-        f"no candidate {candidate_id!r} in this run; nearest: {', '.join(near) or '-'}"
+        f"no candidate {candidate_id!r} in this run; nearest: {', '.join(near or ids[:3])}"
     )
 
 
 def life_of(run: Path, candidate_id: str) -> dict[str, Any]:
     """Return what happened to one candidate of a finished run.
 
-    Keys: `candidate` (its row), `stages` (each with `outcome` passed, rejected or not reached),
+    Keys: `candidate` (its row), `objectives` (texts), `stages` (each with `outcome`: passed,
+    rejected or not reached),
     `ranking` (its entry or null), `simulations` (rows by level).
 
     Raises:
         ResultError: no such run or candidate.
     """
     result = read_result(run)
-    row = find_candidate(read_frame(run, "candidates.parquet"), candidate_id)
+    _require_keys(run / "result.json", result, {"stages": list, "ranking": list, "spec": dict})
+    row = find_candidate(read_frame(run, "candidates.parquet", _CANDIDATE_COLUMNS), candidate_id)
     simulations = read_frame(run, "simulations.parquet")
-    if "candidate_id" in simulations.columns:
+    if simulations.columns:
+        _require_columns(run / "simulations.parquet", simulations, _LEVEL_COLUMNS)
         simulations = simulations.filter(pl.col("candidate_id") == candidate_id)
     last = row["stage"]
     stages = []
@@ -186,6 +221,7 @@ def life_of(run: Path, candidate_id: str) -> dict[str, Any]:
     entries = [e for e in result["ranking"] if e["candidate_id"] == candidate_id]
     return {
         "candidate": row,
+        "objectives": result["spec"]["slo"],
         "stages": stages,
         "ranking": entries[0] if entries else None,
         "simulations": simulations.to_dicts(),

@@ -13,6 +13,7 @@ import polars as pl
 
 from sieve.context import RunContext
 from sieve.stage import Stage, StageResult, split
+from sieve.validity.capability import LEAST_CAPABILITY
 from sieve.validity.rules import RULES, Candidates, check
 
 STAGE: Final = Stage(
@@ -21,13 +22,6 @@ STAGE: Final = Stage(
     purpose="rules that a deployment must obey before memory or speed matter",
     reasons=dict.fromkeys(RULES, "infeasible"),
 )
-
-LEAST_CAPABILITY: Final = {
-    # NVIDIA compute capability from which the format has kernels: weight-only FP8 on Ampere,
-    # FP8 cache on Ada and Hopper, microscaled 4-bit formats by Marlin on Ampere, NVFP4 likewise.
-    "weights": {"fp8": 8.0, "int8": 7.5, "int4": 7.5, "mxfp4": 8.0, "nvfp4": 8.0, "bf16": 8.0},
-    "cache": {"fp8": 8.0, "fp8_e4m3": 8.9, "fp8_e5m2": 8.0},
-}
 
 
 def run(candidates: pl.DataFrame, context: RunContext) -> StageResult:
@@ -58,6 +52,8 @@ def run(candidates: pl.DataFrame, context: RunContext) -> StageResult:
             needs_capability=needed,
             gpus_per_node=fleet.gpus_per_node or 8,
             max_gpus=fleet.max_gpus or 8,
+            # A precision other than the published one drops the checkpoint's own blocks.
+            has_blocks=(candidates["weight_dtype"] == context.model.checkpoint_dtype).to_numpy(),
             longest_request=context.workload.longest,
         ),
         context.engine.rules,

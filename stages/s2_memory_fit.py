@@ -6,9 +6,10 @@ Per rank: usable share of the card, weights, what the engine reserves, and the b
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from sieve.context import RunContext
@@ -32,6 +33,7 @@ def run(candidates: pl.DataFrame, context: RunContext) -> StageResult:
     memory = {name: gpu.memory_bytes for name, gpu in context.gpus.items()}
     resident = candidates["weight_bytes_per_param"]
     peak = context.spec.run.load_bytes == "peak"
+    lengths = candidates["max_model_len"]
     books = ledger(
         context.model,
         context.engine,
@@ -49,6 +51,9 @@ def run(candidates: pl.DataFrame, context: RunContext) -> StageResult:
             max_num_seqs=candidates["max_num_seqs"].to_numpy(),
             block_size=candidates["block_size"].to_numpy(),
             utilisation=candidates["gpu_memory_utilization"].to_numpy(),
+            ep=candidates["ep"].to_numpy(),
+            max_num_batched_tokens=candidates["max_num_batched_tokens"].to_numpy(),
+            max_model_len=lengths.to_numpy() if not lengths.has_nulls() else None,
         ),
     )
     kv_tokens = books.num_blocks * candidates["block_size"].to_numpy()
@@ -74,30 +79,47 @@ def run(candidates: pl.DataFrame, context: RunContext) -> StageResult:
         pl.Series(overflow | no_page | too_short),
         kind="infeasible",
         reason=pl.Series(
-            np.select([overflow, no_page], ["weights_overflow", "no_page"], "max_model_len")
+            _either(overflow, no_page, "weights_overflow", "no_page", "max_model_len")
         ),
         observed=pl.Series(
-            np.select(
-                [overflow, no_page],
-                [np.maximum(books.load_bytes, books.weight_bytes), books.kv_bytes],
+            _either(
+                overflow,
+                no_page,
+                np.maximum(books.load_bytes, books.weight_bytes),
+                books.kv_bytes,
                 kv_tokens.astype(np.float64),
             )
         ),
         limit=pl.Series(
-            np.select(
-                [overflow, no_page],
-                [books.budget_bytes, 2 * books.block_bytes],
+            _either(
+                overflow,
+                no_page,
+                books.budget_bytes,
+                2 * books.block_bytes,
                 chosen_len.astype(np.float64),
             )
         ),
         unit=pl.Series(
-            np.select(
-                [overflow, no_page],
-                ["bytes of weights, at most", "bytes left for the cache, at least"],
+            _either(
+                overflow,
+                no_page,
+                "bytes of weights, at most",
+                "bytes left for the cache, at least",
                 "tokens of cache, at least max_model_len",
             )
         ),
     )
+
+
+def _either(
+    overflow: npt.ArrayLike,
+    no_page: npt.ArrayLike,
+    first: npt.ArrayLike,
+    second: npt.ArrayLike,
+    third: npt.ArrayLike,
+) -> npt.NDArray[Any]:
+    """Return `first` where weights overflow, `second` where no page is left, else `third`."""
+    return np.where(overflow, first, np.where(no_page, second, third))
 
 
 def _chosen_length(

@@ -1,21 +1,25 @@
 """Stage 3: the largest batch of one replica, and what stops it.
 
 Three limits: KV pages for whole requests (mean prompt plus answer), the TPOT objective at the
-optimistic end, and max_num_seqs. A batch of zero drops the candidate with the binding limit:
-`pages` cannot run at all, `tpot` runs but is too slow for one request.
+optimistic end, and max_num_seqs. With `batch_sizing: slim` a fourth: the saturation model's batch
+advisor, its line of end-to-end time against batch laid through the candidate's own step times. A
+batch of zero drops the candidate with the binding limit: `pages` cannot run at all, `tpot` and
+`slim` run but are too slow for one request.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import exp
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import polars as pl
 
-from sieve.arrays import IntArray
+from sieve.arrays import FloatArray, IntArray
 from sieve.context import RunContext
-from sieve.formulas.sizing import NO_LIMIT, BatchLimits, ceil_div, max_batch
+from sieve.formulas.sizing import NO_LIMIT, BatchLimits, ceil_div, decode_step_s, max_batch
+from sieve.perf.advisor import advised_batch, end_to_end_s
 from sieve.perf.cache import FAMILY
 from sieve.perf.capacity import decode_curve_s
 from sieve.ranking.intervals import log_error
@@ -25,35 +29,39 @@ STAGE: Final = Stage(
     number=3,
     name="batch_sizing",
     purpose="largest batch before KV pages, the TPOT objective or max_num_seqs stop it",
-    reasons={"pages": "infeasible", "tpot": "misses_slo"},
+    reasons={"pages": "infeasible", "tpot": "misses_slo", "slim": "misses_slo"},
     adds=("batch", "batch_limit"),
 )
+
+_PAGES: Final = "tokens of cache, one mean request"
+_TPOT: Final = "tpot of one request alone, optimistic"
+_E2E: Final = "e2e of one mean request alone"
 
 
 def run(candidates: pl.DataFrame, context: RunContext) -> StageResult:
     """Return candidates with their batch, and those whose batch is zero."""
-    limits = (
-        _plain_limits(candidates, context) if context.is_reference else _limits(candidates, context)
-    )
-    batch, binding = limits.batch, limits.binding
+    size = _plain_limits if context.is_reference else _limits
+    limits, alone_s = size(candidates, context)
+    e2e_alone_s = np.zeros(len(candidates))
+    if context.spec.run.batch_sizing == "slim":
+        by_slim, e2e_alone_s = _by_slim(candidates, context)
+        limits = replace(limits, by_slim=by_slim)
+    binding = limits.binding
     frame = candidates.with_columns(
-        pl.Series("batch", batch, pl.Int64),
+        pl.Series("batch", limits.batch, pl.Int64),
         pl.Series("batch_limit", binding.astype(str), pl.String),
     )
-    tokens = _tokens_per_seq(context)
-    by_pages = binding == "pages"
+    pages, tpot = binding == "pages", binding == "tpot"
+    tokens, target_s = float(_tokens_per_seq(context)), tpot_limit_s(context) or np.nan
+    slow = np.where(tpot, alone_s, e2e_alone_s)
     return split(
         frame,
-        pl.Series(batch < 1),
-        kind=pl.Series(np.where(by_pages, "infeasible", "misses_slo")),
-        reason=pl.Series(np.where(by_pages, "pages", "tpot")),
-        observed=pl.Series(np.where(by_pages, frame["kv_tokens"].to_numpy(), 0.0)),
-        limit=pl.Series(np.where(by_pages, float(tokens), 1.0)),
-        unit=pl.Series(
-            np.where(
-                by_pages, "tokens of cache, one mean request", "requests within the TPOT target"
-            )
-        ),
+        pl.Series(limits.batch < 1),
+        kind=pl.Series(np.where(pages, "infeasible", "misses_slo")),
+        reason=pl.Series(np.where(pages, "pages", np.where(tpot, "tpot", "slim"))),
+        observed=pl.Series(np.where(pages, frame["kv_tokens"].to_numpy(), slow)),
+        limit=pl.Series(np.where(pages, tokens, np.where(tpot, target_s, _e2e_limit_s(context)))),
+        unit=pl.Series(np.where(pages, _PAGES, np.where(tpot, _TPOT, _E2E))),
     )
 
 
@@ -70,8 +78,27 @@ def tpot_limit_s(context: RunContext) -> float | None:
     return min(found) if found else None
 
 
-def _plain_limits(candidates: pl.DataFrame, context: RunContext) -> BatchLimits:
-    """Return the limits of the sizing specification 9.5: memory traffic only, no overhead."""
+def _e2e_limit_s(context: RunContext) -> float:
+    """Return the tightest end-to-end limit, inf if there is none."""
+    found = [slo.limit for slo in context.slos.limits if slo.metric == "e2e"]
+    return min(found, default=float("inf"))
+
+
+def _by_slim(candidates: pl.DataFrame, context: RunContext) -> tuple[IntArray, FloatArray]:
+    """Return the advisor's batch and the end-to-end time of one request, (n,) each."""
+    batch, alone_s = np.zeros(len(candidates), np.int64), np.zeros(len(candidates))
+    keys = (*FAMILY, "max_num_batched_tokens")
+    rows = candidates.select(*keys).with_row_index("row")
+    for key, group in rows.group_by(*keys, maintain_order=True):
+        table = context.tables.get(key[:-1])
+        e2e_s = end_to_end_s(table, context.workload, int(key[-1]), context.tables.max_num_seqs)
+        members = group["row"].to_numpy()
+        batch[members], alone_s[members] = advised_batch(e2e_s, _e2e_limit_s(context))
+    return batch, alone_s
+
+
+def _plain_limits(candidates: pl.DataFrame, context: RunContext) -> tuple[BatchLimits, FloatArray]:
+    """Return the limits of the sizing specification 9.5 (memory traffic only), and TPOT(1)."""
     model = context.model
     bandwidth = {name: gpu.mem_bw_bytes_per_s for name, gpu in context.gpus.items()}
     ranks = candidates["pp"].to_numpy()
@@ -79,42 +106,46 @@ def _plain_limits(candidates: pl.DataFrame, context: RunContext) -> BatchLimits:
     per_token = (
         candidates["kv_block_bytes_per_gpu"].to_numpy() / candidates["block_size"].to_numpy()
     )
-    weights = model.params * candidates["weight_bytes_per_param"].to_numpy()
-    return max_batch(
+    step: dict[str, Any] = {
+        "weight_bytes": model.params
+        * candidates["weight_bytes_per_param"].to_numpy()
+        / candidates["tp"].to_numpy(),
+        "kv_read_bytes_per_seq": per_token * ranks * context.workload.decode_context,
+        "bandwidth": candidates["gpu"]
+        .replace_strict(bandwidth, return_dtype=pl.Float64)
+        .to_numpy(),
+        "overhead_s": 0.0,
+    }
+    limits = max_batch(
         usable_pages=candidates["num_gpu_blocks"].to_numpy(),
         page_tokens=candidates["block_size"].to_numpy(),
         tokens_per_seq=_tokens_per_seq(context),
         max_num_seqs=candidates["max_num_seqs"].to_numpy(),
-        weight_bytes=weights / candidates["tp"].to_numpy(),
-        kv_read_bytes_per_seq=per_token * ranks * context.workload.decode_context,
-        bandwidth=candidates["gpu"].replace_strict(bandwidth, return_dtype=pl.Float64).to_numpy(),
-        overhead_s=0.0,
         tpot_slo_s=tpot_limit_s(context),
+        **step,
     )
+    return limits, decode_step_s(batch=1, **step)
 
 
-def _limits(candidates: pl.DataFrame, context: RunContext) -> BatchLimits:
-    """Return the limits of a real engine, its decode step read from the family's step table."""
+def _limits(candidates: pl.DataFrame, context: RunContext) -> tuple[BatchLimits, FloatArray]:
+    """Return the limits of a real engine, read from each family's step table, and TPOT(1)."""
     blocks = ceil_div(_tokens_per_seq(context), candidates["block_size"].to_numpy())
     by_pages = candidates["num_gpu_blocks"].to_numpy() // blocks
     seqs = candidates["max_num_seqs"].to_numpy()
-    return BatchLimits(by_pages, _by_tpot(candidates, context), seqs)
-
-
-def _by_tpot(candidates: pl.DataFrame, context: RunContext) -> IntArray:
-    by_tpot = np.full(len(candidates), NO_LIMIT, np.int64)
-    limit_s = tpot_limit_s(context)
-    if limit_s is None:
-        return by_tpot
+    by_tpot, alone_s = np.full(len(candidates), NO_LIMIT, np.int64), np.zeros(len(candidates))
+    target_s = tpot_limit_s(context)
+    if target_s is None:
+        return BatchLimits(by_pages, by_tpot, seqs), alone_s
     optimism = exp(log_error("tpot", "extrapolated", context.spec.run.rank.confidence, "low"))
     rows = candidates.select(*FAMILY).with_row_index("row")
     for family, group in rows.group_by(*FAMILY, maintain_order=True):
         table = context.tables.get(family)
         curve = decode_curve_s(table, context.workload.decode_context, context.tables.max_num_seqs)
-        fast = np.flatnonzero(curve <= limit_s * optimism)
+        fast = np.flatnonzero(curve <= target_s * optimism)
         # Micro-batches of all pipeline stages run at once, each as long as the whole step.
         most = (int(fast[-1]) + 1) * table.pp if len(fast) else 0
-        if most == context.tables.max_num_seqs * table.pp:
-            most = NO_LIMIT
-        by_tpot[group["row"].to_numpy()] = most
-    return by_tpot
+        members = group["row"].to_numpy()
+        alone_s[members] = curve[0] / optimism
+        if most < context.tables.max_num_seqs * table.pp:
+            by_tpot[members] = most
+    return BatchLimits(by_pages, by_tpot, seqs), alone_s

@@ -93,13 +93,16 @@ def _select(
     left = hopeful.join(
         chosen.select("candidate_id"), on="candidate_id", how="anti", maintain_order="left"
     )
+    lowest = float(hopeful["score"].to_numpy()[taken].min())
     rest = reject(
         left,
         kind="not_selected",
         reason="not_selected",
         observed=pl.col("score"),
-        limit=float(hopeful["score"].to_numpy()[taken].min()),
-        unit="score, the lowest one taken",
+        limit=lowest,
+        unit=pl.when(pl.col("score") < lowest)
+        .then(pl.lit("score, the lowest one taken"))
+        .otherwise(pl.lit("score, the lowest one taken; its family or its turn was full")),
     )
     return StageResult(chosen, pl.concat([*missing, rest]))
 

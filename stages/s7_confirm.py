@@ -11,7 +11,7 @@ from typing import Final
 import polars as pl
 
 from sieve.context import RunContext
-from sieve.export.vllm_serve import serve_script
+from sieve.export.vllm_serve import CHECKPOINT, serve_script
 from sieve.ranking.answer import winners
 from sieve.spec import is_path
 from sieve.stage import Stage, StageResult, no_rejections
@@ -44,11 +44,15 @@ def run(candidates: pl.DataFrame, context: RunContext) -> StageResult:
 
 
 def _served_model(context: RunContext) -> str:
-    """Return what the engine loads: the hub name, or the folder of a config.json."""
+    """Return what the engine loads: the hub name, or the folder of a config.json.
+
+    A name without its organisation is completed from the catalogue. Facts given inline name
+    nothing that an engine could load.
+    """
     model = context.spec.model
     if not isinstance(model, str):
-        return context.model.name
+        return CHECKPOINT
     if is_path(model, context.spec.base_dir):
         path = (context.spec.base_dir / model).resolve()
         return str(path.parent if path.is_file() else path)
-    return model
+    return model if "/" in model else context.model.name

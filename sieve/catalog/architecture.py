@@ -27,8 +27,87 @@ class MoeFacts:
 
 
 @dataclass(frozen=True)
+class StateFacts:
+    """The recurrent state of a linear attention or state-space layer; per layer, before TP.
+
+    Attributes:
+        flavour: `gdn` (gated delta net), `kda` (Kimi delta attention), `mamba2`.
+        num_heads: heads that the recurrent state has, split over TP ranks.
+        head_values: numbers of the state of one head.
+        conv_channels: channels of the short convolution.
+        conv_kernel: its width; the state keeps one column less.
+        state_bytes: bytes of one number of the recurrent state.
+        num_key_heads, key_dim, value_dim: heads and widths of keys and values (`gdn`, `kda`);
+            of B and C groups, state size and head size for `mamba2`.
+        full_rank_gate: the output gate of `kda` is one whole matrix.
+    """
+
+    flavour: str
+    num_heads: int
+    head_values: int
+    conv_channels: int
+    conv_kernel: int
+    state_bytes: int
+    num_key_heads: int
+    key_dim: int
+    value_dim: int
+    full_rank_gate: bool = False
+
+
+@dataclass(frozen=True)
+class LayerKind:
+    """One kind of token mixing: what its cache keeps and which matrices it has.
+
+    Attributes:
+        kind: `full`, `window` (sliding), `chunk` (local), `latent` (MLA), `compressed`, `state`.
+        num_attention_heads: query heads.
+        num_key_value_heads: heads of the cache; 1 for a latent.
+        head_dim: of queries and keys.
+        v_head_dim: of values.
+        window_tokens: tokens that a `window`, `chunk` or `compressed` layer sees; 0: all.
+        stores_kv: False where the layer reads the cache of an earlier one.
+        value_is_key: the value projection is the key projection (both are cached).
+        gated: the query projection also makes an output gate.
+        q_lora_rank, kv_lora_rank, qk_rope_head_dim, qk_nope_head_dim: of a latent, else 0.
+        index_heads, index_dim: of the indexer of sparse attention, 0 if none; the cache then keeps
+            `index_dim` numbers more for each token.
+        compress_ratio: tokens that share one entry of a `compressed` cache, 0 if none.
+        output_groups, output_rank: of a low-rank output projection, 0 if none.
+        state: recurrent state, None for attention.
+    """
+
+    kind: str
+    num_attention_heads: int = 0
+    num_key_value_heads: int = 0
+    head_dim: int = 0
+    v_head_dim: int = 0
+    window_tokens: int = 0
+    stores_kv: bool = True
+    value_is_key: bool = False
+    gated: bool = False
+    q_lora_rank: int = 0
+    kv_lora_rank: int = 0
+    qk_rope_head_dim: int = 0
+    qk_nope_head_dim: int = 0
+    index_heads: int = 0
+    index_dim: int = 0
+    compress_ratio: int = 0
+    output_groups: int = 0
+    output_rank: int = 0
+    state: StateFacts | None = None
+
+
+@dataclass(frozen=True)
+class RotaryTable:
+    """A precomputed table of rotary angles: rows of `width` numbers, held by every rank."""
+
+    rows: int
+    width: int
+
+
+@dataclass(frozen=True)
 class ModelArchitecture:
-    """A transformer with multi-head or grouped-query attention, dense or with experts.
+    """A decoder: attention or state layers of one or several kinds, dense or with experts.
 
     Attributes:
         name: catalogue name, path, or the name given inline.
@@ -54,6 +133,22 @@ class ModelArchitecture:
         verified: the facts were read from a config.json or a maintained transcription.
         source: where the facts come from.
         assumed: what was assumed while reading, in words.
+        kinds: kinds of token mixing; empty: every layer has full attention with the heads above.
+        layer_kinds: for each layer the place of its kind in `kinds`, -1: none.
+        layer_ffns: for each layer `dense`, `moe`, `dense+moe` or ""; empty: the first
+            `moe.num_dense_layers` are dense.
+        expert_input_size: width that routed experts read; 0: `hidden_size`.
+        expert_dtype: precision of the routed experts where it is not `checkpoint_dtype`, else "".
+        unquantised: parts that the checkpoint leaves in 16 bits: `attention`, `dense`, `shared`.
+        plain_layers: layers that the checkpoint leaves in 16 bits altogether.
+        quant_block: edge of the square blocks with one scale each, 0 if scales are not by block.
+        quant_group: weights along a row that share a scale, 0 if the format decides.
+        rotary: tables that every rank holds.
+        per_layer_embedding: width of the embeddings that each layer adds, 0 if none.
+        vision_params: parameters of vision and audio parts.
+        multimodal: the class takes images or sound too.
+        unmodelled_step_time: features whose step time is not modelled, in words; empty if all are.
+        context_limit_sure: the limit is this checkpoint's own, not that of a sibling.
     """
 
     name: str
@@ -79,6 +174,21 @@ class ModelArchitecture:
     verified: bool = True
     source: str = ""
     assumed: tuple[str, ...] = ()
+    kinds: tuple[LayerKind, ...] = ()
+    layer_kinds: tuple[int, ...] = ()
+    layer_ffns: tuple[str, ...] = ()
+    expert_input_size: int = 0
+    expert_dtype: str = ""
+    unquantised: tuple[str, ...] = ()
+    plain_layers: tuple[int, ...] = ()
+    quant_block: int = 0
+    quant_group: int = 0
+    rotary: tuple[RotaryTable, ...] = ()
+    per_layer_embedding: int = 0
+    vision_params: int = 0
+    multimodal: bool = False
+    unmodelled_step_time: tuple[str, ...] = ()
+    context_limit_sure: bool = True
 
     @property
     def is_detailed(self) -> bool:
@@ -139,6 +249,8 @@ class EngineProfile:
         ledger: constants of the memory ledger.
         replay: switches of the scheduler replay.
         notes: what is not modelled, in words.
+        covers: first and last release that the profile was written for, "" for `reference`.
+        cache: how the KV cache is laid out; keys are explained in the newest profile's file.
     """
 
     name: str
@@ -150,3 +262,5 @@ class EngineProfile:
     ledger: Mapping[str, float]
     replay: Mapping[str, Any]
     notes: tuple[str, ...] = field(default=())
+    covers: tuple[str, str] = ("", "")
+    cache: Mapping[str, Any] = field(default_factory=dict)

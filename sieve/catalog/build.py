@@ -45,7 +45,12 @@ _CONFIG_FIELDS: Final = frozenset(
         "num_kv_shared_layers", "num_global_key_value_heads", "global_head_dim",
         "attention_k_eq_v", "attn_output_gate", "attention_output_gate",
         "hidden_size_per_layer_input", "num_nextn_predict_layers", "num_mtp_modules",
-        "mtp_transformer_layers", "mtp_num_hidden_layers",
+        "mtp_transformer_layers", "mtp_num_hidden_layers", "sliding_window_pattern",
+        "swa_num_attention_heads", "swa_num_key_value_heads", "swa_head_dim", "swa_v_head_dim",
+        "vocab_size_per_layer_input", "use_double_wide_mlp", "n_groups", "expand",
+        "mamba_ssm_dtype", "mamba_ssm_cache_dtype", "indexer_types", "expert_dtype", "o_groups",
+        "o_lora_rank", "hc_mult", "routed_expert_hidden_size", "num_experts_per_token",
+        "num_shared_experts", "mla_use_output_gate", "partial_rotary_factor", "rope_parameters",
     )
 )  # fmt: skip
 _SCALAR_FIELDS: Final = (
@@ -81,6 +86,15 @@ _FACT_SOURCES: Final = {
 }
 
 
+# Fields that the source states otherwise than the model card, with the reason.
+_GEMMA3_LIMIT: Final = {
+    "max_position_embeddings": (131072, "the model card states a context of 128K tokens"),
+}
+_CORRECTIONS: Final[dict[str, dict[str, tuple[int, str]]]] = {
+    f"google/gemma-3-{size}-it": _GEMMA3_LIMIT for size in ("4b", "12b", "27b")
+}
+
+
 def _kept(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a config that the reader looks at, in their own order."""
     out = {key: value for key, value in config.items() if key in _CONFIG_FIELDS}
@@ -110,7 +124,11 @@ def model_document(facts: Mapping[str, Any]) -> dict[str, Any]:
         "params_active": None if active is None else round(float(active) * 1e9),
         "params_source": _plain_source(str(facts["params_source"])),
     }
-    document["config"] = _kept(facts["config"])
+    config = document["config"] = _kept(facts["config"])
+    text = config.get("text_config", config)
+    for key, (value, reason) in _CORRECTIONS.get(document["model_id"], {}).items():
+        document["corrected"] = f"{key} {value} instead of {text[key]}: {reason}"
+        text[key] = value
     return document
 
 

@@ -24,7 +24,8 @@ _VERSION: Final = re.compile(r"\d{1,4}(\.\d{1,4}){0,3}")
 def load_engine(text: str) -> EngineProfile:
     """Return the profile of `reference`, `vllm` or `vllm==<version>`.
 
-    A version without a profile gets the nearest one, marked `substituted` and with a note.
+    A profile answers for the releases that it covers. A version outside every range gets the
+    nearest profile, marked `substituted` and with a note.
 
     Raises:
         CatalogError: unknown engine, or a version that cannot be read.
@@ -46,17 +47,19 @@ def load_engine(text: str) -> EngineProfile:
         )
     if not profiles[0].version:
         raise CatalogError(f"engine {text!r}: {name} has no versions; write `engine: {name}`")
-    nearest_profile = min(profiles, key=lambda entry: _gap(wanted, entry.version))
+    nearest_profile = min(profiles, key=lambda entry: _gap(wanted, entry))
     profile = replace(nearest_profile, requested=text.strip())
-    if _release(wanted) == _release(profile.version):
+    if _gap(wanted, profile) == 0:
         return profile
     return _substituted(profile, wanted)
 
 
 def list_engines() -> list[EngineProfile]:
-    """Return every profile that ships, `requested` by its own name."""
+    """Return every profile that ships, newest first, `requested` by its own name."""
     folder = package_data("catalog", "data", "engines")
-    return [_profile(path.name) for path in sorted(folder.glob("*.yaml"))]
+    profiles = [_profile(path.name) for path in folder.glob("*.yaml")]
+    profiles.sort(key=lambda entry: _numbers(entry.version), reverse=True)
+    return sorted(profiles, key=lambda entry: entry.name)
 
 
 def default_for_gpu(profile: EngineProfile, option: str, gpu: Gpu) -> Any:
@@ -87,8 +90,14 @@ def default_for_gpu(profile: EngineProfile, option: str, gpu: Gpu) -> Any:
 @lru_cache(maxsize=16)
 def _document(file_name: str) -> Mapping[str, Any]:
     path = package_data("catalog", "data", "engines", file_name)
-    document: Mapping[str, Any] = yaml.load(path.read_text(encoding="utf-8"), Loader=_YAML_LOADER)
-    return document
+    document: dict[str, Any] = yaml.load(path.read_text(encoding="utf-8"), Loader=_YAML_LOADER)
+    if "extends" not in document:
+        return document
+    # Mappings are laid over those of the profile that this one extends, key by key.
+    merged = dict(_document(document.pop("extends")))
+    for key, value in document.items():
+        merged[key] = {**merged[key], **value} if isinstance(value, dict) else value
+    return merged
 
 
 def _profile(file_name: str) -> EngineProfile:
@@ -104,6 +113,8 @@ def _profile(file_name: str) -> EngineProfile:
         ledger={key: float(value) for key, value in document["ledger"].items()},
         replay=document["replay"],
         notes=tuple(document["notes"]),
+        covers=tuple(document.get("covers", ("", ""))),
+        cache=document.get("cache", {}),
     )
 
 
@@ -113,27 +124,24 @@ def _substituted(profile: EngineProfile, wanted: str) -> EngineProfile:
         f"no profile of {profile.name} {wanted}: the one of {profile.version} stands in; defaults "
         "and rules of that version may differ"
     ]
-    ledger = dict(profile.ledger)
-    since = _document(f"{profile.name}-{profile.version}.yaml").get("graphs_inside_budget_from")
-    if since is not None and _numbers(wanted) < _numbers(since):
-        ledger["graph_bytes"] = 0.0
-        notes.append(f"before {since} the memory of CUDA graphs lies outside the budget: 0 here")
-    return replace(profile, substituted=True, ledger=ledger, notes=(*notes, *profile.notes))
+    return replace(profile, substituted=True, notes=(*notes, *profile.notes))
 
 
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".") if part)
 
 
-def _release(version: str) -> tuple[int, int]:
-    """Return major and minor version; patch releases share a profile."""
-    numbers = (*_numbers(version), 0, 0)
-    return numbers[0], numbers[1]
+def _gap(wanted: str, profile: EngineProfile) -> int:
+    """Return how many releases a version lies outside those that a profile covers."""
+    asked = _place(wanted)
+    first, last = (_place(end or profile.version) for end in profile.covers)
+    return max(first - asked, asked - last, 0)
 
 
-def _gap(wanted: str, version: str) -> tuple[int, int]:
-    asked, have = _release(wanted), _release(version)
-    return abs(asked[0] - have[0]), abs(asked[1] - have[1])
+def _place(version: str) -> int:
+    """Return a number that orders releases; patch releases share a profile."""
+    major, minor, *_ = (*_numbers(version), 0, 0)
+    return 10_000 * major + minor
 
 
 def _available() -> str:

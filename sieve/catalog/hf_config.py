@@ -1,20 +1,24 @@
 """Read a Hugging Face `config.json` into a `ModelArchitecture`.
 
-Handled are decoders whose every layer has full multi-head or grouped-query attention, with a
-dense or an expert feed-forward block. Any other attention answers with `NotYetError` and its name:
-sizes and times of such a model would be wrong without a word otherwise.
+Every architecture is described layer by layer, so that its memory can be told. Step times are
+modelled for decoders whose every layer has full multi-head or grouped-query attention; features
+beyond that stand in `unmodelled_step_time`, and reading such a model has to be asked for
+(`any_family`): its times would be wrong without a word otherwise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from sieve.catalog.architecture import ModelArchitecture, MoeFacts
-from sieve.catalog.hf_features import unhandled_features
+from sieve.catalog.architecture import LayerKind, ModelArchitecture
+from sieve.catalog.hf_blocks import dense_width, ffn_layers, moe_facts, rotary_tables, vision_params
+from sieve.catalog.hf_features import undescribed_features, unhandled_features
 from sieve.catalog.hf_fields import FAMILIES, ConfigReader, Family, architecture_name, text_config
-from sieve.catalog.hf_precision import checkpoint_dtype
+from sieve.catalog.hf_precision import checkpoint_dtype, quantisation_facts
+from sieve.catalog.layouts import Layout, read_layout
+from sieve.catalog.matrices import counted_params
 from sieve.errors import CatalogError, NotYetError
 
 _LARGEST_STRETCH: Final = 10_000
@@ -32,6 +36,7 @@ def architecture_from_config(
     verified: bool = True,
     params: float | None = None,
     active_params: float | None = None,
+    any_family: bool = False,
 ) -> ModelArchitecture:
     """Return the architecture that a config describes.
 
@@ -42,19 +47,19 @@ def architecture_from_config(
         verified: whether the shapes come from a file of this very model.
         params: all parameters; None counts them from the shapes.
         active_params: parameters that one token visits; None counts them.
+        any_family: also return models whose step time is not modelled.
 
     Raises:
-        NotYetError: the model has a feature that this version does not handle.
+        NotYetError: the step time is not modelled and `any_family` is False, or the layers are of
+            a sort that is not described at all.
         CatalogError: a needed field is missing or outside its range.
     """
     text = text_config(config)
-    features = unhandled_features(config)
     label = architecture_name(config)
-    if features:
-        raise NotYetError(
-            f"model {name!r} ({label or 'no architecture named'}) has {', '.join(features)}; "
-            "this version sizes models with full multi-head or grouped-query attention only"
-        )
+    features = unhandled_features(config)
+    refused = undescribed_features(config)
+    if refused or (features and not any_family):
+        raise NotYetError(no_step_time(name, label, refused or features))
     read = ConfigReader(text, name)
     assumed: list[str] = []
     family = _family(label, text, assumed)
@@ -63,20 +68,34 @@ def architecture_from_config(
     kv_heads = _kv_heads(read, heads, label, assumed)
     head_dim = _head_dim(read, hidden, heads)
     layers = read.count("num_hidden_layers")
-    moe = _moe(read, family, layers)
-    intermediate = _dense_width(read, moe)
-    limit = _context_limit(read, text)
+    ffns = ffn_layers(read, label, layers)
+    moe = moe_facts(read, family, label, ffns)
+    intermediate = dense_width(read, label, moe, ffns)
+    limit = _context_limit(read, text, label)
     dtype, note = checkpoint_dtype(config)
     if dtype in {"", "mixed"}:
-        raise NotYetError(f"model {name!r} ({label}): {note}")
-    if note:
+        features.append(note)
+        if not any_family or dtype == "":
+            raise NotYetError(f"model {name!r} ({label}): {note}")
+    elif note:
         assumed.append(note)
     tied = _flag(config, text, "tie_word_embeddings", default=family.tied)
+    plain = LayerKind(
+        kind="full",
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
+        v_head_dim=read.optional("v_head_dim") or head_dim,
+        gated=bool(text.get("attn_output_gate")) or label.startswith("Qwen3Next"),
+    )
+    layout = read_layout(read, label, family, plain, assumed) if features else Layout((), ())
+    facts = quantisation_facts(config, dtype, label, assumed)
+    vision = vision_params(config, label, assumed)
     arch = ModelArchitecture(
         name=name,
         architecture=label,
         num_hidden_layers=layers,
-        num_kv_layers=layers,
+        num_kv_layers=_caching_layers(layout) if layout.kinds else layers,
         hidden_size=hidden,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
@@ -89,13 +108,28 @@ def architecture_from_config(
         moe=moe,
         params=0.0,
         active_params=0.0,
-        checkpoint_dtype=dtype,
+        checkpoint_dtype="bf16" if dtype == "mixed" else dtype,
         attention_bias=_has_qkv_bias(text, family),
         learned_positions=_position_rows(family, limit, name),
         qk_norm_params=_qk_norm_params(text, family, heads, kv_heads, head_dim),
         verified=verified,
         source=source,
         assumed=tuple(assumed),
+        kinds=layout.kinds,
+        layer_kinds=layout.layer_kinds,
+        layer_ffns=() if moe is None and not layout.kinds else ffns,
+        expert_input_size=(
+            read.optional("moe_latent_size") or read.optional("routed_expert_hidden_size") or 0
+        ),
+        expert_dtype=facts.expert_dtype,
+        unquantised=facts.unquantised,
+        quant_block=facts.block,
+        quant_group=facts.group,
+        rotary=rotary_tables(read, label, family, layout, head_dim, limit),
+        per_layer_embedding=read.optional("hidden_size_per_layer_input", least=0) or 0,
+        vision_params=vision,
+        multimodal=vision > 0,
+        unmodelled_step_time=tuple(features),
     )
     total, active = computed_params(arch)
     if params is not None:
@@ -107,6 +141,20 @@ def architecture_from_config(
     if active > total:
         raise CatalogError(f"{name}: active_params {active:.4g} is more than params {total:.4g}")
     return replace(arch, params=total, active_params=active)
+
+
+def no_step_time(name: str, label: str, features: Sequence[str]) -> str:
+    """Return the words for a model whose step time is not modelled."""
+    return (
+        f"model {name!r} ({label or 'no architecture named'}) has {', '.join(features)}; "
+        "this version sizes models with full multi-head or grouped-query attention only"
+    )
+
+
+def _caching_layers(layout: Layout) -> int:
+    """Return how many layers keep a cache that grows with the context."""
+    kinds = [layout.kinds[place] for place in layout.layer_kinds if place >= 0]
+    return max(1, sum(1 for kind in kinds if kind.state is None and kind.stores_kv))
 
 
 def computed_params(arch: ModelArchitecture) -> tuple[float, float]:
@@ -122,6 +170,8 @@ def computed_params(arch: ModelArchitecture) -> tuple[float, float]:
         raise CatalogError(
             f"{arch.name}: parameters cannot be counted without intermediate_size and vocab_size"
         )
+    if arch.kinds:
+        return counted_params(arch)
     hidden = arch.hidden_size
     # A learned position table marks the older layout: LayerNorm and a bias on every matrix.
     biases = arch.learned_positions > 0
@@ -187,6 +237,8 @@ def _kv_heads(read: ConfigReader, heads: int, label: str, assumed: list[str]) ->
 
 
 def _head_dim(read: ConfigReader, hidden: int, heads: int) -> int:
+    if read.optional("kv_lora_rank"):  # the latent has no heads; this is the width of a query
+        return read.count("qk_nope_head_dim") + read.count("qk_rope_head_dim")
     head_dim = read.optional("head_dim")
     if head_dim is not None:
         return head_dim
@@ -198,78 +250,14 @@ def _head_dim(read: ConfigReader, hidden: int, heads: int) -> int:
     return hidden // heads
 
 
-def _moe(read: ConfigReader, family: Family, layers: int) -> MoeFacts | None:
-    experts = read.optional("num_experts", least=0)
-    if not experts or experts == 1:
-        return None
-    per_token = read.count("num_experts_per_tok")
-    if per_token > experts:
-        raise CatalogError(
-            f"{read.name}: num_experts_per_tok is {per_token}; "
-            f"allowed is up to num_experts ({experts})"
-        )
-    width = read.count(family.expert_width)
-    dense = _dense_layers(read, layers)
-    if dense == layers:
-        return None
-    return MoeFacts(
-        num_experts=experts,
-        num_experts_per_tok=per_token,
-        moe_intermediate_size=width,
-        shared_intermediate_size=_shared_width(read, width),
-        num_dense_layers=dense,
-    )
-
-
-def _shared_width(read: ConfigReader, expert_width: int) -> int:
-    for field in ("shared_expert_intermediate_size", "shared_intermediate_size"):
-        width = read.optional(field, least=0)
-        if width is not None:
-            return width
-    shared = read.optional("n_shared_experts", least=0)
-    return (shared or 0) * expert_width
-
-
-def _dense_layers(read: ConfigReader, layers: int) -> int:
-    """Return how many layers have an ordinary feed-forward block instead of experts."""
-    text = read.text
-    first = read.optional("first_k_dense_replace", least=0) or 0
-    only = text.get("mlp_only_layers")
-    named = {layer for layer in only if isinstance(layer, int)} if isinstance(only, list) else ()
-    frequency = text.get("moe_layer_freq")
-    step = read.optional("decoder_sparse_step") or read.optional("interleave_moe_layer_step") or 1
-    if isinstance(frequency, list):
-        if len(frequency) != layers:
-            raise CatalogError(
-                f"{read.name}: moe_layer_freq has {len(frequency)} entries; "
-                f"allowed is one for each of the {layers} layers"
-            )
-        return sum(1 for entry in frequency if not entry)
-    if isinstance(frequency, int) and frequency > 1:
-        step = frequency
-    return sum(
-        1
-        for layer in range(layers)
-        if layer < first or layer in named or (layer + 1) % step != 0
-    )  # fmt: skip
-
-
-def _dense_width(read: ConfigReader, moe: MoeFacts | None) -> int:
-    if moe is None:
-        return read.count("intermediate_size")
-    width = read.optional("intermediate_size")
-    # Without dense layers nothing has this width; the experts' own keeps the record complete.
-    if width is None and moe.num_dense_layers:
-        return read.count("intermediate_size")
-    return width or moe.moe_intermediate_size
-
-
-def _context_limit(read: ConfigReader, text: Mapping[str, Any]) -> int | None:
+def _context_limit(read: ConfigReader, text: Mapping[str, Any], label: str) -> int | None:
     """Return the context limit in tokens, stretched by the rotary scaling as vLLM does.
 
     Source: vLLM `config/model.py`, `_get_and_verify_max_len`.
     """
     limit = read.optional("max_position_embeddings")
+    if label.startswith("Gemma3"):
+        return limit  # the limit of this class is the stretched one already
     scaling = text.get("rope_scaling") or text.get("rope_parameters")
     if limit is None or not isinstance(scaling, Mapping):
         return limit

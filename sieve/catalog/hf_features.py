@@ -1,4 +1,4 @@
-"""Which features of a model this version cannot size, read from its `config.json`."""
+"""Which features of a model are not modelled, read from its `config.json`."""
 
 from __future__ import annotations
 
@@ -47,8 +47,24 @@ _HYBRID_FIELDS: Final = (
 )
 
 
+# Classes of these names are described layer by layer; other hybrids are refused.
+_DESCRIBED_HYBRIDS: Final = ("Qwen3Next", "Qwen3_5", "Kimi", "NemotronH")
+
+
+def undescribed_features(config: Mapping[str, Any]) -> list[str]:
+    """Return the features whose memory is not known either, in words; empty when there are none."""
+    label = architecture_name(config)
+    kept = ("cross-attention layers", "an encoder", "no language head that generates text")
+    found = [words for words in unhandled_features(config) if words in kept]
+    states = ("linear attention", "state-space")
+    hybrid = any(words.startswith(states) for words in unhandled_features(config))
+    if hybrid and not label.startswith(_DESCRIBED_HYBRIDS):
+        found.append("linear attention or state-space layers of a class that is not described")
+    return found
+
+
 def unhandled_features(config: Mapping[str, Any]) -> list[str]:
-    """Return the features that this version cannot size, in words; empty when there are none."""
+    """Return the features whose step time is not modelled, in words; empty when there are none."""
     text = text_config(config)
     label = architecture_name(config)
     found: list[str] = []

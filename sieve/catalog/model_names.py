@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 _TUNING_PARTS: Final = frozenset({"instruct", "it", "hf", "chat", "base", "thinking", "dynamic"})
+CONTEXT_NOTE: Final = "the context limit is that of the catalogue's entry"
 _RETRAINED_PARTS: Final = _TUNING_PARTS - {"hf", "dynamic"}
 _DATE: Final = re.compile(r"2[0-9](0[1-9]|1[0-2])|(0[1-9]|1[0-2])(0[1-9]|[12][0-9]|3[01])")
 _QUANTISED_PARTS: Final[dict[str, str]] = {
@@ -104,7 +105,7 @@ def alias_note(name: str, entry: str, wanted: ModelName, known: ModelName) -> st
     note = f"{original!r} is read as the catalogue's {entry!r}: same architecture, "
     note += ", ".join(reasons)
     if any(_DATE.fullmatch(part) or part in _RETRAINED_PARTS for part in dropped + added):
-        note += "; the context limit is that of the catalogue's entry"
+        note += f"; {CONTEXT_NOTE}"
     return note
 
 

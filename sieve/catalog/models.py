@@ -11,17 +11,23 @@ from typing import Any, Final
 import yaml
 
 from sieve.catalog.architecture import ModelArchitecture
-from sieve.catalog.hf_config import architecture_from_config
+from sieve.catalog.hf_config import architecture_from_config, no_step_time
 from sieve.catalog.hf_features import unhandled_features
 from sieve.catalog.hf_fields import architecture_name
 from sieve.catalog.hf_precision import checkpoint_dtype
 from sieve.catalog.inline_models import inline_model
-from sieve.catalog.model_names import alias_note, distance, same_maker, taken_apart
+from sieve.catalog.model_names import (
+    CONTEXT_NOTE,
+    alias_note,
+    distance,
+    same_maker,
+    taken_apart,
+)
 from sieve.catalog.names import listed, nearest_names
 from sieve.errors import CatalogError, NotYetError
 from sieve.resources import package_data
 
-__all__ = ["ModelEntry", "inline_model", "list_models", "load_model"]
+__all__ = ["ModelEntry", "inline_model", "list_models", "load_model", "require_step_time"]
 
 
 _YAML_LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -29,6 +35,9 @@ _MAX_CONFIG_BYTES: Final = 10_000_000
 _MAX_NAME: Final = 200  # shorter than what any file system refuses
 # Published totals are often rounded to a whole billion; a difference up to this stays unmentioned.
 _ROUNDING_SHARE: Final = 0.02
+_ALIAS_SIGN: Final = "is read as the catalogue's"
+# Publishers whose FP8 checkpoints have one scale for each block of 128 by 128 weights.
+_BLOCK_FP8_MAKERS: Final = frozenset({"qwen", "deepseek-ai", "zai-org", "minimaxai", "xiaomimimo"})
 
 
 @dataclass(frozen=True)
@@ -58,17 +67,40 @@ class ModelEntry:
     reason: str = ""
 
 
-def load_model(name: str, *, base_dir: Path | None = None) -> ModelArchitecture:
+def load_model(
+    name: str, *, base_dir: Path | None = None, any_family: bool = False
+) -> ModelArchitecture:
     """Return the architecture of a catalogue name, an alias, or a path to a `config.json`.
 
     Args:
         name: `org/name`, a shorter or longer spelling of it, or a path of a config or its folder.
         base_dir: where relative paths start; the working folder by default.
+        any_family: also return models whose step time is not modelled.
 
     Raises:
         CatalogError: no such model (with the nearest names), or an unreadable config.
-        NotYetError: the model is known but its attention is not handled.
+        NotYetError: the model is known but its step time is not modelled (see
+            `require_step_time`), or its layers are not described.
     """
+    model = _load(name, base_dir)
+    if not any_family:
+        require_step_time(model)
+    return model
+
+
+def require_step_time(model: ModelArchitecture) -> None:
+    """Refuse a model whose step time is not modelled.
+
+    Raises:
+        NotYetError: with the features that are missing.
+    """
+    if model.unmodelled_step_time:
+        message = no_step_time(model.name, model.architecture, model.unmodelled_step_time)
+        alias = [note for note in model.assumed if _ALIAS_SIGN in note]
+        raise NotYetError(f"{message} ({alias[0]})" if alias else message)
+
+
+def _load(name: str, base_dir: Path | None) -> ModelArchitecture:
     if not name.strip():
         raise CatalogError(
             "the model name is empty; give a catalogue name or a path to config.json"
@@ -95,9 +127,8 @@ def list_models() -> list[ModelEntry]:
 def _entry(name: str) -> ModelEntry:
     document = _document(name)
     config = document["config"]
-    try:
-        arch = _from_catalogue(name)
-    except NotYetError:
+    arch = _from_catalogue(name)
+    if arch.unmodelled_step_time:
         text = config.get("text_config") or config
         dtype = taken_apart(name).dtype or checkpoint_dtype(config)[0]
         return ModelEntry(
@@ -150,12 +181,15 @@ def _from_catalogue(name: str) -> ModelArchitecture:
         name=name,
         source=document["source"],
         verified=document["verified"],
+        any_family=True,
     )
     notes = list(arch.assumed)
     if not arch.verified:
         notes.append(
             f"the shapes of {name!r} are not read from a file of this model: {arch.source}"
         )
+    if "corrected" in document:
+        notes.append(document["corrected"])
     published = float(document["params_total"])
     if abs(arch.params - published) > _ROUNDING_SHARE * published:
         notes.append(
@@ -201,7 +235,7 @@ def _from_file(name: str, path: Path) -> ModelArchitecture:
         raise CatalogError(f"{path}: not a JSON object: {error}") from error
     if not isinstance(config, dict):
         raise CatalogError(f"{path}: found a JSON {type(config).__name__}, expected an object")
-    return architecture_from_config(config, name=name, source=str(path))
+    return architecture_from_config(config, name=name, source=str(path), any_family=True)
 
 
 def _strict_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -232,13 +266,19 @@ def _from_alias(name: str) -> ModelArchitecture:
         )
     entry, known = min(candidates, key=lambda pair: distance(wanted, *pair))
     note = alias_note(name, entry, wanted, known)
-    try:
-        arch = _from_catalogue(entry)
-    except NotYetError as error:
-        raise NotYetError(f"{error} ({note})" if note else str(error)) from error
+    arch = _from_catalogue(entry)
     notes = arch.assumed + ((note,) if note else ())
+    if note and CONTEXT_NOTE in note:
+        arch = replace(arch, context_limit_sure=False)
     dtype = wanted.dtype
     if dtype and dtype != arch.checkpoint_dtype:
         notes += (f"checkpoint precision {dtype}, from the name {name!r}",)
-        arch = replace(arch, checkpoint_dtype=dtype)
+        arch = replace(arch, checkpoint_dtype=dtype, expert_dtype="", quant_block=0, quant_group=0)
+        if dtype == "fp8" and wanted.org in _BLOCK_FP8_MAKERS:
+            notes += ("FP8 scales by blocks of 128, as this publisher has them",)
+            arch = replace(arch, quant_block=128)
+        elif dtype == "fp8" and wanted.org == "meta-llama":
+            notes += ("attention, first and last layer left in 16 bits, as this publisher has it",)
+            ends = (0, arch.num_hidden_layers - 1)
+            arch = replace(arch, unquantised=("attention",), plain_layers=ends)
     return replace(arch, assumed=notes)

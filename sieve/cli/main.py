@@ -6,20 +6,33 @@ needs when it runs.
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import sys
 from typing import Annotated, Final
 
 import typer
 
-from sieve.cli import catalogue, explain, run, schema
+from sieve.cli import (
+    bound,
+    catalogue,
+    evaluate,
+    explain,
+    fit,
+    run,
+    schema,
+    slim,
+    verify,
+    verify_memory,
+)
 from sieve.cli.output import fail
 from sieve.errors import NotYetError, SieveError
 
 INTERRUPTED: Final = 130
 NOT_YET: Final = (
-    "batch", "nightly", "compare", "plan", "calibrate", "replay", "fit", "check", "bound", "slim",
-    "trace", "tables", "verify", "eval", "report", "serve",
+    "batch", "nightly", "compare", "plan", "calibrate", "replay", "trace", "tables", "report",
+    "serve",
 )  # fmt: skip
 """Commands of the contract whose machinery comes later."""
 
@@ -38,6 +51,13 @@ app.command("models")(catalogue.models)
 app.command("gpus")(catalogue.gpus)
 app.command("engines")(catalogue.engines)
 app.command("schema")(schema.schema)
+app.command("bound")(bound.bound)
+app.command("eval")(evaluate.evaluate)
+app.command("fit")(fit.fit)
+app.command("check")(fit.check)
+app.add_typer(slim.app)
+verify.app.command("memory")(verify_memory.memory)
+app.add_typer(verify.app)
 
 
 def _version(show: bool) -> None:
@@ -65,8 +85,7 @@ def _add_later(name: str) -> None:
     )
     def later() -> None:
         raise NotYetError(
-            f"`sieve {name}` is not yet in this version; available are run, explain, models, gpus, "
-            "engines and schema"
+            f"`sieve {name}` is not yet in this version; `sieve --help` lists what is"
         )
 
 
@@ -76,15 +95,28 @@ for _name in NOT_YET:
 
 def main() -> None:
     """Run the command line and exit with the code of the contract."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
         app()
+        sys.stdout.flush()
     except SieveError as error:
         fail(error, as_json="--json" in sys.argv[1:])
         sys.exit(2)
+    except OSError as error:
+        if error.errno not in {errno.ENOSPC, errno.EPIPE}:
+            raise
+        _drop_stdout()
+        if error.errno == errno.ENOSPC:
+            print(f"error: cannot write the output: {error.strerror}", file=sys.stderr)
+            sys.exit(2)
+        sys.exit(0)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)
-    except BrokenPipeError:
-        # The reader went away; keep the interpreter from complaining at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+
+
+def _drop_stdout() -> None:
+    """Send what is left to nowhere, so that the interpreter does not complain at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

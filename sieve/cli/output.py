@@ -27,7 +27,8 @@ def fail(error: SieveError, *, as_json: bool) -> None:
         document: dict[str, Any] = {"error": type(error).__name__, "message": str(error)}
         if isinstance(error, SpecError):
             document["faults"] = [
-                {"path": fault.path, "message": fault.message} for fault in error.faults
+                {"path": fault.path, "line": fault.line, "message": fault.message}
+                for fault in error.faults
             ]
         print_json(document)
     print(f"error: {error}", file=sys.stderr)

@@ -40,7 +40,7 @@ def serve_command(row: Mapping[str, Any], model: str, checkpoint_dtype: str) -> 
         model: hub id or path that the engine loads.
         checkpoint_dtype: precision of the published weights.
     """
-    placeholder = needs_checkpoint(row["weight_dtype"], checkpoint_dtype)
+    placeholder = model == CHECKPOINT or needs_checkpoint(row["weight_dtype"], checkpoint_dtype)
     args = ["vllm", "serve", CHECKPOINT if placeholder else model]
     for flag, (column, _) in _VALUE_FLAGS.items():
         if row[column] is not None:
@@ -129,7 +129,12 @@ def serve_script(row: Mapping[str, Any], model: str, checkpoint_dtype: str, engi
         f"# One of {replicas} replicas on {row['tp'] * row['pp']} x {_comment(row['gpu'])}"
         + ("; start each on its own GPUs behind a round-robin router." if replicas > 1 else ".")
     )
-    if needs_checkpoint(row["weight_dtype"], checkpoint_dtype):
+    if model == CHECKPOINT:
+        lines.append(
+            f"# The model was given as facts: set CHECKPOINT to one with "
+            f"{_comment(row['weight_dtype'])} weights."
+        )
+    elif needs_checkpoint(row["weight_dtype"], checkpoint_dtype):
         lines.append(
             f"# Set CHECKPOINT to a checkpoint of {_comment(model)} with "
             f"{_comment(row['weight_dtype'])} weights: no flag makes them from "

@@ -120,24 +120,27 @@ class BatchLimits:
         by_tpot: requests that one iteration may read within the TPOT target; a large number
             where there is no target.
         by_max_num_seqs: the sequence limit.
+        by_slim: the saturation model's recommendation, None where it was not asked.
     """
 
     by_pages: IntArray
     by_tpot: IntArray
     by_max_num_seqs: IntArray
+    by_slim: IntArray | None = None
 
     @property
     def batch(self) -> IntArray:
         """The smallest of the limits."""
-        return np.minimum(np.minimum(self.by_pages, self.by_tpot), self.by_max_num_seqs)
+        plain = np.minimum(np.minimum(self.by_pages, self.by_tpot), self.by_max_num_seqs)
+        return plain if self.by_slim is None else np.minimum(plain, self.by_slim)
 
     @property
     def binding(self) -> npt.NDArray[np.str_]:
-        """The first of pages, tpot, max_num_seqs that attains the batch."""
+        """The first of pages, tpot, max_num_seqs, slim that attains the batch."""
         batch = self.batch
-        return np.where(
-            self.by_pages == batch, "pages", np.where(self.by_tpot == batch, "tpot", "max_num_seqs")
-        )
+        found = np.where(self.by_max_num_seqs == batch, "max_num_seqs", "slim")
+        found = np.where(self.by_tpot == batch, "tpot", found)
+        return np.where(self.by_pages == batch, "pages", found)
 
 
 NO_LIMIT = 2**62

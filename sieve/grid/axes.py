@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from sieve.catalog.accelerators import gpu_slug, inline_gpu, load_gpu
+from sieve.catalog.accelerators import gpu_slug, inline_gpu, list_gpus, load_gpu
 from sieve.catalog.architecture import Gpu, ModelArchitecture
 from sieve.errors import CatalogError, Fault, NotYetError
 from sieve.frames import AXES, OPTIONS
@@ -66,6 +66,9 @@ def resolve_gpus(spec: ResolvedSpec, faults: list[Fault]) -> dict[str, Gpu]:
             faults.append(Fault("grid.axes.gpu", f"found {item!r}, expected a name or facts"))
             continue
         gpu = load_gpu(item) if isinstance(item, str) else inline_gpu(item)
+        if isinstance(item, dict) and _is_known(gpu.name):
+            text = f"{gpu.name!r} is a GPU of the catalogue; give yours another name"
+            faults.append(Fault("grid.axes.gpu", text))
         if gpu.name in gpus:
             faults.append(Fault("fleet.gpus", f"{gpu.name} is named twice"))
         gpus[gpu.name] = gpu
@@ -87,6 +90,10 @@ def _priced(gpus: dict[str, Gpu], fleet: FleetSpec, faults: list[Fault]) -> dict
             path = f"fleet.usd_per_gpu_hour.{name}"
             faults.append(Fault(path, f"not among the GPUs of this run: {known}"))
     return out
+
+
+def _is_known(name: str) -> bool:
+    return name in {gpu.name for gpu in list_gpus()}
 
 
 def _catalogue_name(name: str) -> str:
@@ -191,8 +198,15 @@ def _read_range(axis: AxisSpec, spec: ResolvedSpec, path: str, faults: list[Faul
         else:
             faults.append(Fault(path, f"range end {end!r} is neither a number nor max_gpus"))
             return [1]
-    if not 1 <= ends[0] <= ends[1] or ends[1] - ends[0] >= MAX_AXIS_VALUES:
+    if not 1 <= ends[0] <= ends[1]:
         faults.append(Fault(path, f"range {ends} must rise from at least 1"))
+        return [1]
+    if ends[1] - ends[0] >= MAX_AXIS_VALUES:
+        hint = "; lower fleet.max_gpus" if "max_gpus" in (axis.range or ()) else ""
+        size = ends[1] - ends[0] + 1
+        faults.append(
+            Fault(path, f"range {ends} has {size:,} values; at most {MAX_AXIS_VALUES:,}{hint}")
+        )
         return [1]
     return list(range(ends[0], ends[1] + 1))
 
@@ -217,7 +231,7 @@ def _read_value(name: str, value: Any, path: str, faults: list[Fault]) -> Any:
             return None
         return float(value)
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 2**31:
-        faults.append(Fault(path, f"found {value!r}, expected a whole number of at least 1"))
+        faults.append(Fault(path, f"found {value!r}, expected a whole number from 1 to {2**31}"))
         return None
     return value
 
@@ -232,6 +246,12 @@ def _read_precision(value: Any, path: str, faults: list[Fault]) -> tuple[str, fl
     }:
         name, size = value.get("name"), value.get("bytes_per_param")
         load = value.get("load_bytes_per_param", size)
+        known = isinstance(name, str) and PRECISIONS.get(name)
+        if known and known != (size, load):
+            faults.append(
+                Fault(path, f"{name} is a precision of {known[0]:g} bytes; give yours another name")
+            )
+            return None
         if isinstance(name, str) and _PRECISION_NAME.fullmatch(name) and all(
             isinstance(x, int | float) and not isinstance(x, bool) and 0 < x <= 16
             for x in (size, load)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any, Final
@@ -11,6 +12,7 @@ from sieve.errors import SieveError
 
 Work = Callable[[Any, Any], Any]
 IN_FLIGHT_PER_CORE: Final = 3
+CONNECT_TIMEOUT_S: Final = 5.0
 
 
 class LocalExecutor:
@@ -83,6 +85,7 @@ class RayExecutor:
         if self.address is None:
             options |= {"include_dashboard": False, "num_cpus": self.workers or os.cpu_count()}
         else:
+            _require_answer(self.address)
             options["address"] = self.address
         try:
             ray.init(**options)
@@ -120,6 +123,23 @@ class RayExecutor:
                     cause.add_note(f"while working on {labels[i]}")
                     raise cause from None
                 on_done()
+
+
+def _require_answer(address: str) -> None:
+    """Refuse an address where nothing listens, before Ray tries for half a minute.
+
+    Raises:
+        SieveError: not `host:port` (or `auto`, or `ray://host:port`), or no answer.
+    """
+    if address == "auto":
+        return
+    host, sign, port = address.removeprefix("ray://").rpartition(":")
+    if not sign or not host or not port.isdigit():
+        raise SieveError(f"found --ray-address {address!r}, expected host:port, ray:// or auto")
+    try:
+        socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
+    except (OSError, OverflowError) as error:
+        raise SieveError(f"no Ray cluster answers at {address!r}: {error}") from None
 
 
 def _import_ray() -> Any:

@@ -9,7 +9,7 @@ import polars as pl
 
 from sieve.ranking.verdicts import Limit
 
-COINCIDE: Final = 1e-3
+COINCIDE: Final = 0.01
 """Relative difference below which no benchmark can tell two predictions apart."""
 
 
@@ -58,7 +58,7 @@ def _first(frame: pl.DataFrame, column: str, *, descending: bool) -> str | None:
 def settle(ranked: pl.DataFrame, metric: str, num_requests: int) -> dict[str, Any] | None:
     """Return the benchmark that separates the leader from the first tied candidate that differs.
 
-    Null when nothing ties or all predictions coincide to a thousandth. The value that decides is
+    Null when nothing ties or all predictions coincide to a hundredth. The value that decides is
     the middle between the two predictions.
     """
     tied = ranked.filter(pl.col("tie_group") == 1)
@@ -101,12 +101,19 @@ def nearest_misses(
         for i in order:
             lim, row = limits[int(ratios[:, i].argmax())], simulated.row(int(i), named=True)
             found.append(_miss(row, 5, lim.text, row[lim.column], lim.limit, lim.unit))
-    names = ("stage", "reason", "observed", "limit", "unit")
-    found += [_miss(row, *(row[k] for k in names)) for row in _by_ratio(rejected)]
+    found += [_thrown_out(row) for row in _by_ratio(rejected)]
     nearest: dict[tuple[Any, ...], dict[str, Any]] = {}
     for miss in found:
         nearest.setdefault(miss.pop("family"), miss)
     return list(nearest.values())[:count]
+
+
+def _thrown_out(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the entry of a rejected candidate; a bound names the objective it misses."""
+    numbers = row["observed"], row["limit"]
+    if row["reason"] == "bound_misses_slo":
+        return _miss(row, row["stage"], row["unit"], *numbers, row["unit"])
+    return _miss(row, row["stage"], row["reason"], *numbers, row["unit"])
 
 
 def _by_ratio(rejected: pl.DataFrame) -> list[dict[str, Any]]:

@@ -181,11 +181,13 @@ def _nobody(result: Mapping[str, Any]) -> str:
 def _main_reason(result: Mapping[str, Any]) -> str:
     reasons: dict[str, int] = {}
     for stage in result.get("stages") or []:
-        for reason, n in (stage.get("reasons") or {}).items():
-            reasons[reason] = reasons.get(reason, 0) + int(n)
+        # The last stage that rejects anything threw out what came nearest.
+        reasons = {r: int(n) for r, n in (stage.get("reasons") or {}).items()} or reasons
     if not reasons:
         return ""
-    most = max(reasons, key=lambda r: (reasons[r], r))
+    # Shapes that exceed the fleet are part of every grid and say little about the model.
+    telling = {r: n for r, n in reasons.items() if r not in {"node", "gpu_budget"}} or reasons
+    most = max(telling, key=lambda r: (telling[r], r))
     return f"Most often ({count(reasons[most])} candidates): {reason_sentence(most)}"
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,8 +15,18 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from sieve.report.answer import answer_sentence, settle_sentence
-from sieve.report.format import count, deployment, gib, reason_sentence, seconds, share
+from sieve.report.answer import answer_sentence, miss_words, settle_sentence
+from sieve.report.format import (
+    count,
+    deployment,
+    gib,
+    limit_text,
+    quantity,
+    reason_sentence,
+    seconds,
+    share,
+)
+from sieve.report.objectives import check, limits
 
 if TYPE_CHECKING:
     from sieve.catalog.architecture import EngineProfile, Gpu
@@ -22,6 +35,7 @@ if TYPE_CHECKING:
 MAX_ROWS: Final = 10
 _VERDICT_STYLE: Final = {"clears": "green", "point_only": "yellow", "misses": "red"}
 _ADD: Final = {
+    "ep_size": "set ep to 1 or to tp",
     "node": "lower tp or pp, or raise fleet.gpus_per_node",
     "gpu_budget": "fewer replicas, or raise fleet.max_gpus",
     "weights_overflow": "raise tp or pp, or take a smaller weight_dtype",
@@ -38,9 +52,17 @@ _ADD: Final = {
 }
 
 
+class _Console(Console):
+    """A console that goes on quietly when its reader went away (`| head`)."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def console() -> Console:
     """Return a console on stdout."""
-    return Console(highlight=False, soft_wrap=False)
+    return _Console(highlight=False, soft_wrap=False)
 
 
 @contextmanager
@@ -77,12 +99,13 @@ def print_result(result: Mapping[str, Any], folder: Path | None) -> None:
     for line in answer_lines(result):
         out.print(escape(line))
     if result["nearest_misses"]:
-        out.print(_misses(result["nearest_misses"]))
+        _print_misses(out, result["nearest_misses"])
     if folder is not None:
         out.print(f"Report  {folder / 'report.html'}", soft_wrap=True, markup=False)
         if result["ranking"]:
             first = result["ranking"][0]["candidate_id"]
-            out.print(f"Next    sieve explain {folder} {first}", soft_wrap=True, markup=False)
+            line = shlex.join(["sieve", "explain", str(folder), first])
+        out.print(f"Next    {line}", soft_wrap=True, markup=False)
 
 
 def _funnel(stages: Sequence[Mapping[str, Any]]) -> Table:
@@ -132,6 +155,7 @@ def _knobs(row: Mapping[str, Any]) -> str:
     return (
         f"{row['weight_dtype']} kv-{row['kv_cache_dtype']} s{row['max_num_seqs']} "
         f"b{row['max_num_batched_tokens']}"
+        + "".join(f" {name}={value}" for name, value in row.get("options", {}).items())
     )
 
 
@@ -143,16 +167,14 @@ def _ends(metric: Mapping[str, float | None], text: Callable[[float], str]) -> s
     return f"{text(mid)}\n[dim]{text(low)}-{text(high)}[/]"
 
 
-def _misses(misses: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(title="Nearest misses", title_justify="left", box=None, pad_edge=False)
-    table.add_column("candidate", overflow="fold")
-    table.add_column("misses", overflow="fold")
-    table.add_column("by", justify="right")
+def _print_misses(out: Console, misses: Sequence[Mapping[str, Any]]) -> None:
+    """Print near misses, two lines each, so that an id is never broken."""
+    out.print("Nearest misses")
     for miss in misses:
-        off = miss["off_by_frac"]
-        by = "unknown" if off is None else f"{off * 100:,.0f}%"
-        table.add_row(escape(miss["candidate_id"]), escape(miss["misses"]), by)
-    return table
+        words = miss_words(miss)
+        out.print(f"  {miss['candidate_id']}", soft_wrap=True, markup=False)
+        found = f"{words['observed']} against {words['limit']}"
+        out.print(f"    {words['what']}: {found} ({words['by']})", markup=False)
 
 
 def answer_lines(result: Mapping[str, Any]) -> list[str]:
@@ -161,7 +183,11 @@ def answer_lines(result: Mapping[str, Any]) -> list[str]:
     if result["answer"]["status"] == "no_slo":
         texts = [a["text"] for a in result["assumptions"] if "no deployment can reach" in a["text"]]
         lines += [text[0].upper() + text[1:] + "." for text in texts]
-    lines += [f"Note: {a['text']}." for a in result["assumptions"] if "stands in" in a["text"]]
+    lines += [
+        f"Note: {a['text']}."
+        for a in result["assumptions"]
+        if any(mark in a["text"] for mark in ("stands in", "take more requests"))
+    ]
     return [line for line in lines if line]
 
 
@@ -192,21 +218,25 @@ def print_life(life: Mapping[str, Any]) -> None:
     if life["ranking"]:
         entry = life["ranking"]
         out.print(f"Ranked {entry['rank']} ({entry['verdict']}), evidence {entry['evidence']}")
+        for text, limit in limits(life["objectives"]):
+            found = check(text, limit, entry)
+            out.print(
+                f"  {text}: {found.verdict}, {found.mid} (pessimistic {found.worst}, "
+                f"limit {found.limit})",
+                markup=False,
+            )
     if life["simulations"]:
         out.print(_levels(life["simulations"]))
 
 
 def _print_rejection(out: Console, row: Mapping[str, Any]) -> None:
-    observed, limit = _number(row["observed"]), _number(row["limit"])
+    unit = row["unit"] or ""
+    observed, limit = quantity(row["observed"], unit), limit_text(row["limit"], unit)
     out.print(f"Rejected by stage {row['stage']}: {row['reason']} ({row['kind']})")
     out.print(f"  {escape(reason_sentence(row['reason']))}")
-    out.print(f"  found {observed}, limit {limit} ({escape(row['unit'] or 'no unit')})")
+    out.print(f"  found {observed}, limit {limit} ({unit})", markup=False)
     if row["reason"] in _ADD:
         out.print(f"  would change it: {_ADD[row['reason']]}")
-
-
-def _number(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:,.6g}"
 
 
 def _levels(rows: Sequence[Mapping[str, Any]]) -> Table:

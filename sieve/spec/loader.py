@@ -90,8 +90,13 @@ _use_yaml12_scalars(_StrictLoader)
 _StrictLoader.add_constructor("tag:yaml.org,2002:int", _construct_int)
 
 
-def parse_yaml(text: str, source: str) -> Any:
+def parse_yaml(text: str, source: str, lines: dict[str, int] | None = None) -> Any:
     """Return the document in `text` as plain Python data.
+
+    Args:
+        text: YAML.
+        source: named in errors.
+        lines: filled with dotted path -> line of every key and list entry.
 
     Raises:
         SpecError: not YAML, duplicate keys, aliases, too deep, or more than one document.
@@ -101,7 +106,10 @@ def parse_yaml(text: str, source: str) -> Any:
     loader = None
     try:
         loader = _StrictLoader(text)
-        data = loader.get_single_data()
+        node = loader.get_single_node()
+        data = None if node is None else loader.construct_document(node)
+        if lines is not None and node is not None:
+            _note_lines(node, "", lines)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -117,8 +125,23 @@ def parse_yaml(text: str, source: str) -> Any:
     return data
 
 
-def load_mapping(path: Path, what: str) -> dict[str, Any]:
+def _note_lines(node: yaml.Node, path: str, lines: dict[str, int]) -> None:
+    """Note the line of every key and list entry below a node."""
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            below = f"{path}.{key.value}" if path else str(key.value)
+            lines[below] = key.start_mark.line + 1
+            _note_lines(value, below, lines)
+    elif isinstance(node, yaml.SequenceNode):
+        for i, value in enumerate(node.value):
+            lines[f"{path}[{i}]"] = value.start_mark.line + 1
+            _note_lines(value, f"{path}[{i}]", lines)
+
+
+def load_mapping(path: Path, what: str, lines: dict[str, int] | None = None) -> dict[str, Any]:
     """Return the YAML mapping in the file at `path`; `what` names it in messages.
+
+    `lines`, if given, is filled with dotted path -> line.
 
     Raises:
         SpecError: no such file, unreadable, or not one mapping.
@@ -136,7 +159,7 @@ def load_mapping(path: Path, what: str) -> dict[str, Any]:
         raise SpecError(source, [Fault("", f"not UTF-8 text (byte {error.start})")]) from None
     except OSError as error:
         raise SpecError(source, [Fault("", f"cannot be read: {error.strerror}")]) from None
-    data = parse_yaml(text, source)
+    data = parse_yaml(text, source, lines)
     if not isinstance(data, dict):
         found = "an empty file" if data is None else f"a {type(data).__name__}"
         raise SpecError(source, [Fault("", f"found {found}, expected a mapping of keys")])

@@ -38,6 +38,7 @@ _TEXTS = {"type": "array", "items": {"type": "string"}}
 Slos = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "object"}, _TEXTS]})]
 """Read by `slo.parse_slos`, which notes its own faults."""
 GridSource = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]})]
+Price = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 
@@ -174,6 +175,8 @@ class TrafficSpec(StrictModel):
             raise ValueError("must contain 1.0: ranking and verdicts are made there")
         if len(set(levels)) != len(levels):
             raise ValueError("holds a value twice")
+        if not all(0.01 <= level <= 100 for level in levels):
+            raise ValueError("holds a multiplier outside 0.01 to 100")
         return levels
 
     @model_validator(mode="after")
@@ -198,7 +201,7 @@ class FleetSpec(StrictModel):
     """Most GPUs of one deployment, all replicas together; default 8."""
     gpus_per_node: Count | None = None
     """GPUs in one node; default 8."""
-    usd_per_gpu_hour: dict[str, Positive] | None = None
+    usd_per_gpu_hour: dict[str, Price] | None = None
     """Your prices by GPU name; default: the dated middle of the catalogue's range."""
     billing: Literal["gpu", "node"] | None = None
     """`gpu` pays for GPUs in use, `node` for whole nodes; default `gpu`."""

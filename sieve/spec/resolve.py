@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +19,16 @@ from sieve.spec.slo import SloSet, parse_slos
 
 T = TypeVar("T", bound=StrictModel)
 DEFAULT_ENGINE = "vllm"
+_WANTED = {
+    "string_type": "a text", "int_type": "a whole number", "float_type": "a number",
+    "bool_type": "true or false", "list_type": "a list", "dict_type": "a mapping",
+    "tuple_type": "a list", "model_type": "a mapping", "model_attributes_type": "a mapping",
+    "int_parsing": "a whole number", "float_parsing": "a number",
+    "finite_number": "a finite number",
+    "string_pattern_mismatch": "letters, digits, dots, dashes and underscores, 100 at most",
+}  # fmt: skip
+"""Pydantic's kinds of error in the words of this tool."""
+
 _FLEET_DEFAULTS = {
     "max_gpus": 8, "gpus_per_node": 8, "billing": "gpu", "routing": "round_robin",
 }  # fmt: skip
@@ -101,11 +111,12 @@ def load_spec(
     Raises:
         SpecError: every fault of the spec, or of its grid file, at once.
     """
+    lines: dict[str, int] = {}
     if isinstance(source, Mapping):
         raw, name, base = dict(source), "spec", base_dir or Path.cwd()
     else:
         path = Path(source)
-        raw, name, base = load_mapping(path, "run spec"), str(path), base_dir or path.parent
+        raw, name, base = load_mapping(path, "run spec", lines), str(path), base_dir or path.parent
     for text in overrides:
         _apply_override(raw, text)
     run, faults = _validate(RunSpec, raw)
@@ -116,7 +127,7 @@ def load_spec(
     grid, grid_name, grid_faults = _load_grid(raw.get("grid", "default"), base)
     faults += grid_faults
     if run is None or grid is None or faults:
-        raise SpecError(name, faults)
+        raise SpecError(name, [_with_line(fault, lines) for fault in faults])
     model = run.model if run.model is not None else grid.model
     if model is None:
         raise SpecError(
@@ -175,12 +186,24 @@ def _load_grid(value: Any, base: Path) -> tuple[GridSpec | None, str, list[Fault
         known = ", ".join(near or shipped)
         return None, "", [Fault("grid", f"no grid or file {value!r}; grids are: {known}")]
     try:
-        raw = load_mapping(path, "grid file")
+        lines: dict[str, int] = {}
+        raw = load_mapping(path, "grid file", lines)
     except SpecError as error:
         faults = [Fault(f"grid ({value})", str(fault)) for fault in error.faults]
         return None, value, faults
-    grid, faults = _validate(GridSpec, raw, f"grid ({value})")
-    return grid, path.stem, faults
+    grid, faults = _validate(GridSpec, raw)
+    faults = [_with_line(fault, lines) for fault in faults]
+    return grid, path.stem, [replace(f, path=f"grid ({value}).{f.path}") for f in faults]
+
+
+def _with_line(fault: Fault, lines: Mapping[str, int]) -> Fault:
+    """Return a fault with the line of its path, or of the nearest path above it."""
+    path = fault.path
+    while path and fault.line is None:
+        if path in lines:
+            return replace(fault, line=lines[path])
+        path = path[: max(path.rfind("."), path.rfind("["), 0)]
+    return fault
 
 
 def _apply_override(raw: dict[str, Any], text: str) -> None:
@@ -188,6 +211,9 @@ def _apply_override(raw: dict[str, Any], text: str) -> None:
     parts = key.strip().split(".")
     if not sign or not all(parts):
         raise SpecError("--set", [Fault("", f"found {text!r}, expected dotted.key=value")])
+    if "[" in key:
+        fault = Fault(key, "entries of a list cannot be set one by one; give the whole list")
+        raise SpecError("--set", [fault])
     target = raw
     for i, part in enumerate(parts[:-1]):
         child = target.get(part)
@@ -208,11 +234,25 @@ def _validate(
     try:
         return model.model_validate(raw), []
     except ValidationError as error:
-        faults: dict[tuple[str, str], Fault] = {}
-        for item in error.errors():
-            fault = _fault_of(model, item, prefix)
-            faults.setdefault((fault.path, fault.message), fault)
-        return None, list(faults.values())
+        return None, _merged([_fault_of(model, item, prefix) for item in error.errors()])
+
+
+def _merged(faults: Sequence[Fault]) -> list[Fault]:
+    """Return one fault a path: what the members of a union expect is joined by `or`."""
+    found: dict[str, list[str]] = {}
+    for fault in faults:
+        messages = found.setdefault(fault.path, [])
+        if fault.message not in messages:
+            messages.append(fault.message)
+    out = []
+    for path, messages in found.items():
+        heads = {message.partition(", expected ")[0] for message in messages}
+        if len(messages) > 1 and len(heads) == 1 and all(", expected " in m for m in messages):
+            wanted = " or ".join(m.partition(", expected ")[2] for m in messages)
+            out.append(Fault(path, f"{heads.pop()}, expected {wanted}"))
+        else:
+            out += [Fault(path, message) for message in messages]
+    return out
 
 
 def _fault_of(model: type[BaseModel], item: Any, prefix: str) -> Fault:
@@ -239,7 +279,7 @@ def _fault_of(model: type[BaseModel], item: Any, prefix: str) -> Fault:
         return Fault(path, f"has too many entries; at most {item['ctx']['max_length']}")
     found = repr(item["input"])
     found = found if len(found) <= 60 else found[:57] + "..."
-    return Fault(path, f"found {found}, expected {message}")
+    return Fault(path, f"found {found}, expected {_WANTED.get(kind, message)}")
 
 
 def _is_union_tag(part: Any) -> bool:

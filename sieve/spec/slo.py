@@ -15,6 +15,10 @@ from typing import Any, Final
 from sieve.errors import Fault, InvalidInput
 from sieve.units import parse_quantity
 
+MIN_LIMIT: Final = 1e-6
+MAX_LIMIT: Final = 1e9
+"""Smallest and largest limit, in seconds, tokens or requests per second."""
+
 LATENCY_METRICS: Final = ("ttft", "tpot", "itl", "e2e")
 _ALIASES: Final = {
     "time_to_first_token": "ttft",
@@ -24,9 +28,9 @@ _ALIASES: Final = {
     "output_token_throughput": "output_tokens_per_s",
     "output_throughput": "output_tokens_per_s",
 }
-_KEY: Final = re.compile(r"^([a-z0-9_]+?)_(mean|p\d{1,2}(?:[._]\d{1,2})?)$")
+_KEY: Final = re.compile(r"^([a-z0-9_]+?)_(mean|p\d{1,3}(?:[._]\d{1,2})?)$")
 _TEXT: Final = re.compile(
-    r"^\s*([a-z0-9_]+)(?::(mean|p\d{1,2}(?:\.\d{1,2})?))?\s*(<=|>=)\s*(.+?)\s*$"
+    r"^\s*([a-z0-9_]+)(?::(mean|p\d{1,3}(?:\.\d{1,2})?))?\s*(<=|>=)\s*(.+?)\s*$"
 )
 _GATE: Final = re.compile(r"^\s*(attainment|goodput)\(([^()]*)\)\s*>=\s*(.+?)\s*$")
 _INNER: Final = re.compile(r"^\s*([a-z0-9_]+)\s*<=\s*(.+?)\s*$")
@@ -161,6 +165,10 @@ def _positive(value: Any, unit: str, path: str, faults: list[Fault]) -> float | 
     if number <= 0:
         faults.append(Fault(path, f"found {value!r}; a limit must be above 0 to be reachable"))
         return None
+    if not MIN_LIMIT <= number <= MAX_LIMIT:
+        allowed = f"{MIN_LIMIT:g} to {MAX_LIMIT:g}"
+        faults.append(Fault(path, f"found {value!r}; limits go from {allowed}"))
+        return None
     return number
 
 
@@ -176,7 +184,7 @@ def _add_limit(
             return
         stat = statistic.replace("_", ".")
         if stat != "mean" and not 0 < float(stat[1:]) < 100:
-            faults.append(Fault(path, f"percentile {stat!r} is not between p0 and p100"))
+            faults.append(Fault(path, f"percentile {stat!r} must lie above p0 and below p100"))
             return
         number = _positive(value, "s", path, faults)
         if number is not None:

@@ -14,7 +14,7 @@ from sieve.units import NS_PER_S
 MAX_TOKENS: Final = 10_000_000
 """Longest input or output in tokens; ten times the longest context in use."""
 
-MAX_FILE_BYTES: Final = 4_000_000_000
+MAX_FILE_BYTES: Final = 1_000_000_000
 """Largest traffic file, uncompressed; a guard against compression bombs."""
 
 MAX_SPAN_S: Final = 1e9

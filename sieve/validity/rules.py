@@ -14,7 +14,9 @@ import numpy.typing as npt
 
 from sieve.arrays import BoolArray, FloatArray, IntArray
 from sieve.catalog.architecture import ModelArchitecture
+from sieve.catalog.matrices import padded_vocabulary
 from sieve.errors import InvalidInput
+from sieve.validity.blocks import block_faults
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +32,8 @@ class Candidates:
         needs_capability: (n,) least capability for the precisions chosen, 0 if any will do.
         gpus_per_node, max_gpus: limits of the fleet.
         longest_request: longest prompt + answer of the traffic, tokens.
+        has_blocks: (n,) weights are served in the checkpoint's own block-quantised form; None: yes.
+        chunked_prefill: long prompts are cut to the token budget.
     """
 
     model: ModelArchitecture
@@ -46,16 +50,18 @@ class Candidates:
     gpus_per_node: int
     max_gpus: int
     longest_request: int
+    has_blocks: BoolArray | None = None
+    chunked_prefill: bool = True
 
 
 @dataclass(frozen=True, eq=False)
 class Finding:
-    """Where a rule fails, and the two numbers it compared; (n,) or scalars."""
+    """Where a rule fails, the two numbers it compared and what they are; (n,) or scalars."""
 
     fails: BoolArray
     observed: npt.ArrayLike
     limit: npt.ArrayLike
-    unit: str
+    unit: str | npt.NDArray[np.object_]
 
 
 def _tp_divides(c: Candidates) -> Finding:
@@ -68,15 +74,79 @@ def _tp_divides(c: Candidates) -> Finding:
 
 
 def _tp_divides_heads(c: Candidates) -> Finding:
-    heads = c.model.num_attention_heads
-    return Finding(heads % c.tp != 0, heads, c.tp, "query heads, divisible by tp")
+    """TP must divide the query heads, and the heads of recurrent states."""
+    return _each_width(
+        c, query_heads(c.model), lambda heads: heads % c.tp != 0, "query heads, divisible by tp"
+    )
 
 
 def _kv_heads_tp(c: Candidates) -> Finding:
-    """KV heads are split evenly, or replicated evenly once TP exceeds their number."""
-    heads = c.model.num_key_value_heads
-    fails = np.where(c.tp <= heads, heads % c.tp != 0, c.tp % heads != 0)
-    return Finding(fails, heads, c.tp, "KV heads, tp divides them or is a multiple")
+    """KV heads are split evenly, or replicated evenly once TP exceeds their number.
+
+    A latent (MLA) is whole on every rank and has no such rule.
+    """
+
+    def fails(heads: int) -> BoolArray:
+        return np.asarray(np.where(c.tp <= heads, heads % c.tp != 0, c.tp % heads != 0), np.bool_)
+
+    return _each_width(c, kv_heads(c.model), fails, "KV heads, tp divides them or is a multiple")
+
+
+def query_heads(model: ModelArchitecture) -> list[int]:
+    """Return the distinct numbers of query heads, and of heads of recurrent states."""
+    heads = {kind.num_attention_heads for kind in model.kinds if kind.state is None}
+    heads |= {kind.state.num_heads for kind in model.kinds if kind.state is not None}
+    return sorted(heads) or [model.num_attention_heads]
+
+
+def kv_heads(model: ModelArchitecture) -> list[int]:
+    """Return the distinct numbers of KV heads of layers that split them."""
+    if not model.kinds:
+        return [model.num_key_value_heads]
+    split = {kind.num_key_value_heads for kind in model.kinds if kind.state is None
+             and kind.kind not in {"latent", "compressed"}}  # fmt: skip
+    return sorted(split)
+
+
+def _each_width(
+    c: Candidates, numbers: Sequence[int], fails: Callable[[int], BoolArray], unit: str
+) -> Finding:
+    """Return where any of several numbers of the model fails; observed is the first that does."""
+    observed = np.full(len(c.tp), numbers[0] if numbers else 0)
+    bad = np.zeros(len(c.tp), np.bool_)
+    for number in numbers:
+        new = ~bad & np.asarray(fails(number), np.bool_)
+        observed[new] = number
+        bad |= new
+    return Finding(bad, observed, c.tp, unit)
+
+
+def _vocab_tp(c: Candidates) -> Finding:
+    """TP must divide the vocabulary as the engine pads it (to a multiple of 64)."""
+    vocab = padded_vocabulary(c.model)
+    return Finding(vocab % c.tp != 0, vocab, c.tp, "rows of the padded vocabulary, divisible by tp")
+
+
+def _quant_blocks(c: Candidates) -> Finding:
+    """Shards of block-quantised matrices must be whole blocks."""
+    n = len(c.tp)
+    fails = np.zeros(n, np.bool_)
+    observed, limit = np.zeros(n), np.zeros(n)
+    unit = np.full(n, "", object)
+    if not (c.model.quant_block or c.model.quant_group):
+        return Finding(fails, observed, limit, unit)
+    applies = np.ones(n, np.bool_) if c.has_blocks is None else c.has_blocks
+    pairs = c.tp.astype(np.int64) * 2**31 + c.ep
+    for pair in np.unique(pairs).tolist():
+        faults = block_faults(c.model, tp=pair // 2**31, ep=max(1, pair % 2**31))
+        if not faults:
+            continue
+        rows = applies & (pairs == pair)
+        first = faults[0]
+        fails |= rows
+        observed[rows], limit[rows] = first.shard, first.block
+        unit[rows] = f"elements of {first.tensor} on a rank, whole blocks"
+    return Finding(fails, observed, limit, unit)
 
 
 def _tp_divides_width(c: Candidates) -> Finding:
@@ -139,6 +209,26 @@ def _tokens_cover_seqs(c: Candidates) -> Finding:
     )
 
 
+def _tokens_cover_len(c: Candidates) -> Finding:
+    """Without chunked prefill a prompt has to fit the token budget whole."""
+    short = (c.max_model_len > 0) & (c.max_num_batched_tokens < c.max_model_len)
+    return Finding(
+        short & (not c.chunked_prefill),
+        c.max_num_batched_tokens,
+        c.max_model_len,
+        "tokens, at least max_model_len",
+    )
+
+
+def _context_limit(c: Candidates) -> Finding:
+    """The engine refuses a max_model_len beyond the model's own limit."""
+    limit = c.model.max_position_embeddings
+    known = limit is not None and c.model.context_limit_sure
+    return Finding(
+        (c.max_model_len > (limit or 0)) & known, c.max_model_len, limit or 0, "tokens of context"
+    )
+
+
 def _rates_known(c: Candidates) -> Finding:
     """Without an arithmetic or link rate there is no step time, and none is invented."""
     return Finding(~c.rates_known, 0.0, 1.0, "known arithmetic and link rates of the GPU")
@@ -169,6 +259,8 @@ RULES: Final[Mapping[str, Callable[[Candidates], Finding]]] = {
     "tp_divides_heads": _tp_divides_heads,
     "kv_heads_tp": _kv_heads_tp,
     "tp_divides_width": _tp_divides_width,
+    "vocab_tp": _vocab_tp,
+    "quant_blocks": _quant_blocks,
     "ep_size": _ep_size,
     "ep_divides_experts": _ep_divides_experts,
     "pp_divides": _pp_divides,
@@ -176,6 +268,8 @@ RULES: Final[Mapping[str, Callable[[Candidates], Finding]]] = {
     "node": _node,
     "gpu_budget": _gpu_budget,
     "tokens_cover_seqs": _tokens_cover_seqs,
+    "tokens_cover_len": _tokens_cover_len,
+    "context_limit": _context_limit,
     "rates_known": _rates_known,
     "dtype_supported": _dtype_supported,
     "model_len": _model_len,
@@ -216,7 +310,7 @@ def check(candidates: Candidates, rules: Sequence[str]) -> Verdicts:
         if not new.any():
             continue
         reason[new] = name
-        unit[new] = found.unit
+        unit[new] = found.unit if isinstance(found.unit, str) else found.unit[new]
         observed[new] = np.broadcast_to(np.asarray(found.observed, np.float64), n)[new]
         limit[new] = np.broadcast_to(np.asarray(found.limit, np.float64), n)[new]
     return Verdicts(reason, observed, limit, unit)

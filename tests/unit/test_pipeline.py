@@ -419,7 +419,6 @@ def test_an_unpriced_gpu_is_refused_only_when_money_counts(make_spec: Make) -> N
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"batch_sizing": "slim"}, "slim"),
         ({"fleet.routing": "least_loaded"}, "least_loaded"),
         ({"grid.axes.kv_cache_dtype": ["nvfp4"]}, "nvfp4"),
         ({"traffic.synthetic.prefix": {"share": 0.5}}, "prefix"),

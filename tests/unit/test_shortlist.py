@@ -156,3 +156,16 @@ def test_a_batch_of_zero_names_the_limit(make_spec: Make) -> None:
     (lost,) = outcome.rejected.filter(stage=3).to_dicts()
     assert (lost["kind"], lost["limit"]) == ("infeasible", 40_000.0)
     assert lost["observed"] < 40_000
+
+
+def test_the_saturation_advisor_may_size_the_batch(make_spec):
+    """Its limit is one more: no candidate's batch grows, and some are bound by it."""
+    import sieve
+
+    plain = sieve.run(make_spec(), stop_after=3).candidates
+    spec = make_spec({"batch_sizing": "slim", "slo": {"e2e_p99": "60 s"}})
+    advised = sieve.run(spec, stop_after=3).candidates
+    both = plain.join(advised, on="candidate_id", suffix="_slim").drop_nulls(["batch", "batch_slim"])
+    assert not both.is_empty()
+    assert (both["batch_slim"] <= both["batch"]).all()
+    assert set(advised["batch_limit"].drop_nulls()) <= {"pages", "tpot", "max_num_seqs", "slim"}

@@ -91,7 +91,11 @@ def test_the_seven_stages_declare_what_the_contract_allows() -> None:
     ]  # fmt: skip
     assert set(stages[0].reasons.values()) == {"infeasible"}
     assert set(stages[1].reasons.values()) == {"infeasible"}
-    assert dict(stages[2].reasons) == {"pages": "infeasible", "tpot": "misses_slo"}
+    assert dict(stages[2].reasons) == {
+        "pages": "infeasible",
+        "tpot": "misses_slo",
+        "slim": "misses_slo",
+    }
     assert dict(stages[3].reasons) == {
         "bound_misses_slo": "misses_slo",
         "not_selected": "not_selected",

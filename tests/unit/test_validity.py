@@ -24,6 +24,9 @@ MODEL = ModelArchitecture(
 EXPERTS = replace(
     MODEL, num_attention_heads=64, moe=MoeFacts(60, 4, 1408, shared_intermediate_size=5632)
 )
+BLOCKS = replace(
+    MODEL, num_attention_heads=64, quant_block=128, moe=MoeFacts(128, 8, 1536), hidden_size=4096
+)
 GOLDEN = Path(__file__).parents[1] / "golden" / "seed_values.json"
 STAGE1 = [
     case
@@ -38,7 +41,9 @@ def candidates(model: ModelArchitecture = MODEL, **changes: Any) -> Candidates:
         "max_num_batched_tokens": [2048], "max_model_len": [4096], "rates_known": [True],
         "compute_capability": [9.0], "needs_capability": [8.0],
     }  # fmt: skip
-    facts = {"gpus_per_node": 8, "max_gpus": 16, "longest_request": 1000}
+    facts = {
+        "gpus_per_node": 8, "max_gpus": 16, "longest_request": 1000, "chunked_prefill": True,
+    }  # fmt: skip
     for name, value in changes.items():
         if name in facts:
             facts[name] = value
@@ -78,6 +83,17 @@ def candidates(model: ModelArchitecture = MODEL, **changes: Any) -> Candidates:
         ("pp_layers", MODEL, {"pp": 62}, {"pp": 63}, 63, 62),
         ("node", MODEL, {"tp": 4, "pp": 2}, {"tp": 4, "pp": 4}, 16, 8),
         ("gpu_budget", MODEL, {"tp": 4, "replicas": 4}, {"tp": 4, "replicas": 5}, 20, 16),
+        ("vocab_tp", replace(MODEL, vocab_size=151936), {"tp": 8}, {"tp": 5}, 151936, 5),
+        ("quant_blocks", BLOCKS, {"tp": 4}, {"tp": 8}, 192, 128),
+        (
+            "tokens_cover_len",
+            MODEL,
+            {"chunked_prefill": True},
+            {"chunked_prefill": False},
+            2048,
+            4096,
+        ),
+        ("context_limit", MODEL, {"max_model_len": 4096}, {"max_model_len": 4097}, 4097, 4096),
         (
             "tokens_cover_seqs",
             MODEL,

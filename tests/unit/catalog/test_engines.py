@@ -14,21 +14,57 @@ def test_known_versions(text: str) -> None:
     profile = load_engine(text)
     assert (profile.name, profile.version, profile.requested) == ("vllm", "0.33", text)
     assert not profile.substituted
-    assert profile.ledger["graph_bytes"] == 2**29
+    assert profile.covers == ("0.26", "0.33")
+    assert profile.ledger["graphs_inside_budget"] == 1
     assert profile.ledger["non_torch_bytes_tp1"] == 2**28
     assert profile.defaults["gpu_memory_utilization"] == 0.92
     assert profile.replay["full_reservation"] is False
     assert profile.replay["reserve_full_isl"] is True
 
 
-def test_another_version_is_substituted() -> None:
-    old = load_engine("vllm==0.19")
-    assert old.substituted
-    assert old.version == "0.33"
-    assert "0.19" in old.notes[0]
-    assert "may differ" in old.notes[0]
-    assert old.ledger["graph_bytes"] == 0.0  # graphs entered the budget with 0.21
-    assert load_engine("vllm==0.25.1").ledger["graph_bytes"] == 2**29
+@pytest.mark.parametrize(
+    ("wanted", "version", "inside", "share", "bytes_per_logit"),
+    [
+        ("0.5.3", "0.5", 0, 0.90, 37.5),
+        ("0.6.6", "0.7", 0, 0.90, 37.5),
+        ("0.9.2", "0.9", 0, 0.90, 37.5),
+        ("0.10.2", "0.15", 0, 0.90, 37.5),
+        ("0.16.0", "0.16", 0, 0.90, 37.5),
+        ("0.17", "0.19", 0, 0.90, 14),  # activations fell by more than half
+        ("0.19", "0.19", 0, 0.90, 14),
+        ("0.20.1", "0.20", 0, 0.90, 14),
+        ("0.21.0", "0.25", 1, 0.90, 14),  # graphs entered the budget
+        ("0.26", "0.33", 1, 0.92, 14),
+    ],
+)
+def test_each_version_has_its_range(
+    wanted: str, version: str, inside: int, share: float, bytes_per_logit: float
+) -> None:
+    profile = load_engine(f"vllm=={wanted}")
+    assert (profile.version, profile.substituted) == (version, False)
+    assert profile.ledger["graphs_inside_budget"] == inside
+    assert profile.defaults["gpu_memory_utilization"] == share
+    assert profile.ledger["activation_bytes_per_logit"] == bytes_per_logit
+    assert profile.notes
+
+
+@pytest.mark.parametrize(
+    ("wanted", "version"), [("0.4.2", "0.5"), ("0.40", "0.33"), ("1.2", "0.33")]
+)
+def test_a_version_outside_every_range_is_substituted(wanted: str, version: str) -> None:
+    profile = load_engine(f"vllm=={wanted}")
+    assert profile.substituted
+    assert profile.version == version
+    assert wanted in profile.notes[0]
+    assert "may differ" in profile.notes[0]
+
+
+def test_an_older_profile_says_only_what_differs() -> None:
+    old, new = load_engine("vllm==0.10"), load_engine("vllm")
+    assert old.rules == new.rules
+    assert old.defaults["block_size"] == new.defaults["block_size"]
+    assert old.cache["state_blocks"] == 1
+    assert new.cache["state_blocks"] == 2
 
 
 def test_reference() -> None:
@@ -45,12 +81,16 @@ def test_rule_order() -> None:
         "tp_divides_heads",
         "kv_heads_tp",
         "tp_divides_width",
+        "vocab_tp",
+        "quant_blocks",
         "ep_size",
         "ep_divides_experts",
         "pp_layers",
         "node",
         "gpu_budget",
         "tokens_cover_seqs",
+        "tokens_cover_len",
+        "context_limit",
         "rates_known",
         "dtype_supported",
         "model_len",

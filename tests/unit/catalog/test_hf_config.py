@@ -283,3 +283,31 @@ def test_counting_needs_every_width() -> None:
     arch = dataclasses.replace(read(LLAMA_8B), vocab_size=None)
     with pytest.raises(CatalogError, match="vocab_size"):
         computed_params(arch)
+
+
+@pytest.mark.parametrize(
+    ("ignored", "parts"),
+    [
+        (["lm_head"], ()),
+        (["re:.*lm_head", "re:.*self_attn", "re:.*router", "re:vision_model.*"], ("attention",)),
+        (["re:.*self_attn.*", "re:.*mlp.gate$", "re:.*shared_expert_gate$"], ("attention",)),
+        (["*.linear_attn*", "*.self_attn*", "visual*"], ("attention", "state")),
+        ([f"model.layers.{i}.self_attn.kv_b_proj" for i in range(61)], ()),
+        ([f"model.layers.{i}.self_attn.q_proj" for i in range(32)], ("attention",)),
+        ([f"model.layers.{i}.mlp.gate" for i in range(32)], ()),
+        ([f"vision.blocks.{i}.mlp.up_proj" for i in range(32)], ()),
+        (["re:.*mlp.shared_experts.*"], ("shared",)),
+    ],
+)
+def test_modules_left_alone(ignored: list[str], parts: tuple[str, ...]) -> None:
+    quantization = {
+        "quant_method": "compressed-tensors", "format": "float-quantized", "ignore": ignored,
+    }  # fmt: skip
+    assert read(LLAMA_8B, quantization_config=quantization).unquantised == parts
+
+
+def test_block_and_group_sizes_are_read() -> None:
+    blocks = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    assert read(LLAMA_8B, quantization_config=blocks).quant_block == 128
+    groups = {"quant_method": "awq", "bits": 4, "group_size": 64}
+    assert read(LLAMA_8B, quantization_config=groups).quant_group == 64

@@ -189,7 +189,7 @@ def test_numbers_carry_their_units():
         ("weak_evidence", ("point_only", "point_only"), "No candidate clears every objective"),
         ("no_slo", ("misses",), "No candidate meets every objective; x.tp2 comes nearest"),
         ("no_slo", (), "No candidate meets every objective"),
-        ("no_fit", (), "No candidate fits. Most often (2,100 candidates): All replicas"),
+        ("no_fit", (), "No candidate fits. Most often (60 candidates): Made up."),
         (None, (), "No answer yet: the run stopped after stage 7"),
         (None, ("clears",), "No answer yet"),
     ],

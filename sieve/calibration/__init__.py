@@ -1,0 +1,1 @@
+"""Measured results as input: reading them, and fitting models to them."""

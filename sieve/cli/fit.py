@@ -1,0 +1,131 @@
+"""`sieve fit` and `sieve check`: one deployment's memory and validity."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from sieve.cli.output import JsonFlag, print_json
+
+NOTHING_FITS = 3
+
+Model = Annotated[
+    str, typer.Argument(help="Catalogue name, alias, or a path to a config.json.", metavar="MODEL")
+]
+GpuName = Annotated[str, typer.Option("--gpu", help="GPU of the catalogue; aliases are accepted.")]
+Tp = Annotated[int, typer.Option("--tp", help="Tensor parallel size.")]
+Pp = Annotated[int, typer.Option("--pp", help="Pipeline parallel size.")]
+Ep = Annotated[int, typer.Option("--ep", help="Expert parallel size: 1 or tp.")]
+WeightDtype = Annotated[
+    str, typer.Option("--weight-dtype", help="auto (as published), bf16, fp8, int8, int4, ...")
+]
+KvDtype = Annotated[
+    str, typer.Option("--kv-cache-dtype", help="auto, fp8, ... as the engine has it.")
+]
+ModelLen = Annotated[
+    int | None, typer.Option("--max-model-len", help="Default: the model's limit.")
+]
+Seqs = Annotated[int | None, typer.Option("--max-num-seqs", help="Default: the engine's.")]
+Tokens = Annotated[
+    int | None, typer.Option("--max-num-batched-tokens", help="Default: the engine's.")
+]
+Share = Annotated[
+    float | None,
+    typer.Option(
+        "--gpu-memory-utilization", help="Share of the card's memory. Default: the engine's."
+    ),
+]
+BlockSize = Annotated[int | None, typer.Option("--block-size", help="Default: the engine's.")]
+Eager = Annotated[bool, typer.Option("--enforce-eager", help="No CUDA graphs.")]
+Node = Annotated[
+    int, typer.Option("--gpus-per-node", help="Also require tp x pp within a node of this size.")
+]
+Engine = Annotated[str, typer.Option("--engine", help="vllm, vllm==0.19, ..., or reference.")]
+
+
+def fit(
+    model: Model,
+    gpu: GpuName,
+    tp: Tp = 1,
+    pp: Pp = 1,
+    ep: Ep = 1,
+    weight_dtype: WeightDtype = "auto",
+    kv_cache_dtype: KvDtype = "auto",
+    max_model_len: ModelLen = None,
+    max_num_seqs: Seqs = None,
+    max_num_batched_tokens: Tokens = None,
+    gpu_memory_utilization: Share = None,
+    block_size: BlockSize = None,
+    enforce_eager: Eager = False,
+    gpus_per_node: Node = 0,
+    engine: Engine = "vllm",
+    as_json: JsonFlag = False,
+) -> None:
+    """Open the memory ledger of one deployment: does it start, and what does its cache hold.
+
+    Exit code 0: it fits; 3: it does not.
+
+    Example: `sieve fit llama-3.1-8b-instruct --gpu h100-sxm --engine vllm==0.19`
+    """
+    from sieve.fit import configure, document
+    from sieve.fit import fit as judge
+
+    result = judge(
+        configure(
+            model, gpu, engine=engine, tp=tp, pp=pp, ep=ep, weight_dtype=weight_dtype,
+            kv_cache_dtype=kv_cache_dtype, max_model_len=max_model_len, max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens, block_size=block_size,
+            gpu_memory_utilization=gpu_memory_utilization, enforce_eager=enforce_eager,
+            gpus_per_node=gpus_per_node,
+        )
+    )  # fmt: skip
+    if as_json:
+        print_json(document(result))
+    else:
+        from sieve.report.fit import print_fit
+
+        print_fit(result)
+    if not result.fits:
+        raise typer.Exit(NOTHING_FITS)
+
+
+def check(
+    model: Model,
+    gpu: GpuName,
+    tp: Tp = 1,
+    pp: Pp = 1,
+    ep: Ep = 1,
+    weight_dtype: WeightDtype = "auto",
+    kv_cache_dtype: KvDtype = "auto",
+    max_model_len: ModelLen = None,
+    max_num_seqs: Seqs = None,
+    max_num_batched_tokens: Tokens = None,
+    gpus_per_node: Node = 0,
+    engine: Engine = "vllm",
+    as_json: JsonFlag = False,
+) -> None:
+    """Hold one deployment to every validity rule of the engine.
+
+    Exit code 0: it is valid; 3: a rule is broken, named with its numbers and the legal values.
+
+    Example: `sieve check qwen3-235b-a22b-fp8 --gpu h100-sxm --tp 8`
+    """
+    from sieve.fit import check as judge
+    from sieve.fit import configure, document
+
+    result = judge(
+        configure(
+            model, gpu, engine=engine, tp=tp, pp=pp, ep=ep, weight_dtype=weight_dtype,
+            kv_cache_dtype=kv_cache_dtype, max_model_len=max_model_len, max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens, gpus_per_node=gpus_per_node,
+        )
+    )  # fmt: skip
+    if as_json:
+        print_json(document(result))
+    else:
+        from sieve.report.fit import print_check
+
+        print_check(result)
+    if not result.ok:
+        raise typer.Exit(NOTHING_FITS)

@@ -1,0 +1,162 @@
+"""A deployment with every knob set: what the user gives, and the engine's defaults for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sieve.catalog.accelerators import load_gpu
+from sieve.catalog.architecture import EngineProfile, Gpu, ModelArchitecture
+from sieve.catalog.engines import default_for_gpu, load_engine
+from sieve.catalog.models import load_model
+from sieve.errors import InvalidInput
+from sieve.memory.formats import WeightFormat, kv_bytes, weight_format
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One engine instance with every knob set.
+
+    Attributes:
+        model, gpu, engine: facts.
+        tp, pp, ep: parallel sizes.
+        weights: format of the weights.
+        kv_cache_dtype: as the engine spells it.
+        max_model_len, max_num_seqs, max_num_batched_tokens, block_size: engine options.
+        gpu_memory_utilization: share of the card.
+        enforce_eager: no graphs.
+        chunked_prefill: prompts are cut to the token budget.
+        gpus_per_node: most GPUs of one instance, 0: any number.
+        defaulted: options that the user left to the engine.
+    """
+
+    model: ModelArchitecture
+    gpu: Gpu
+    engine: EngineProfile
+    tp: int
+    pp: int
+    ep: int
+    weights: WeightFormat
+    kv_cache_dtype: str
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int
+    gpu_memory_utilization: float
+    enforce_eager: bool
+    chunked_prefill: bool
+    gpus_per_node: int
+    defaulted: tuple[str, ...]
+
+
+def configure(
+    model: str | ModelArchitecture,
+    gpu: str | Gpu,
+    *,
+    engine: str | EngineProfile = "vllm",
+    tp: int = 1,
+    pp: int = 1,
+    ep: int = 1,
+    weight_dtype: str = "auto",
+    kv_cache_dtype: str = "auto",
+    max_model_len: int | None = None,
+    max_num_seqs: int | None = None,
+    max_num_batched_tokens: int | None = None,
+    gpu_memory_utilization: float | None = None,
+    block_size: int | None = None,
+    enforce_eager: bool = False,
+    gpus_per_node: int = 0,
+    base_dir: Path | None = None,
+) -> Configuration:
+    """Return a deployment with the engine's defaults for what is not given.
+
+    Raises:
+        CatalogError: unknown model, card or engine.
+        NotYetError: layers that are not described.
+        InvalidInput: a knob outside its range.
+    """
+    for name, size in (("tp", tp), ("pp", pp), ("ep", ep)):
+        _whole(name, size, 1, 4096)
+    facts = model
+    if isinstance(facts, str):
+        facts = load_model(facts, base_dir=base_dir, any_family=True)
+    card = load_gpu(gpu) if isinstance(gpu, str) else gpu
+    profile = load_engine(engine) if isinstance(engine, str) else engine
+    defaulted = []
+
+    def pick(name: str, value: Any, default: Callable[[], Any]) -> Any:
+        if value is not None:
+            return value
+        defaulted.append(name)
+        return default()
+
+    length = pick("max_model_len", max_model_len, lambda: facts.max_position_embeddings)
+    if length is None:
+        raise InvalidInput(f"{facts.name}: no context limit is known; give max_model_len")
+    _whole("max_model_len", length, 1, 10**9)
+    chunked = bool(profile.defaults.get("enable_chunked_prefill", True))
+    long_context = profile.defaults.get("chunked_prefill_above")
+    chunked = chunked or (long_context is not None and length > long_context)
+    budget = pick(
+        "max_num_batched_tokens", max_num_batched_tokens,
+        lambda: _default_budget(profile, card, length, chunked=chunked),
+    )  # fmt: skip
+    _whole("max_num_batched_tokens", budget, 1, 10**9)
+    seqs = pick(
+        "max_num_seqs", max_num_seqs, lambda: default_for_gpu(profile, "max_num_seqs", card)
+    )
+    _whole("max_num_seqs", seqs, 1, 10**6)
+    if "max_num_seqs" in defaulted:
+        seqs = min(seqs, budget)
+    if "max_num_batched_tokens" in defaulted:
+        budget = max(min(budget, seqs * length), min(seqs, budget))
+    share = pick(
+        "gpu_memory_utilization", gpu_memory_utilization,
+        lambda: float(profile.defaults["gpu_memory_utilization"]),
+    )  # fmt: skip
+    if not 0.0 < share <= 1.0:
+        raise InvalidInput(f"gpu_memory_utilization is {share:g}; allowed is above 0, up to 1")
+    size = pick("block_size", block_size, lambda: _default_block(profile, facts, card))
+    _whole("block_size", size, 1, 65536)
+    kv_bytes(kv_cache_dtype)
+    return Configuration(
+        model=facts,
+        gpu=card,
+        engine=profile,
+        tp=tp,
+        pp=pp,
+        ep=ep,
+        weights=weight_format(facts, weight_dtype),
+        kv_cache_dtype=kv_cache_dtype,
+        max_model_len=length,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=budget,
+        block_size=size,
+        gpu_memory_utilization=share,
+        enforce_eager=enforce_eager,
+        chunked_prefill=chunked,
+        gpus_per_node=gpus_per_node,
+        defaulted=tuple(defaulted),
+    )
+
+
+def _default_budget(profile: EngineProfile, gpu: Gpu, length: int, *, chunked: bool) -> int:
+    """Return the default token budget; it covers the longest prompt if prompts stay whole."""
+    value = int(default_for_gpu(profile, "max_num_batched_tokens", gpu))
+    return value if chunked else max(value, length)
+
+
+def _default_block(profile: EngineProfile, model: ModelArchitecture, gpu: Gpu) -> int:
+    latent = any(kind.kind == "latent" for kind in model.kinds)
+    modern = (gpu.compute_capability or 0.0) >= 9.0
+    if latent and modern and profile.cache.get("latent"):
+        return int(profile.cache["latent_block_size"])
+    return int(profile.defaults["block_size"])
+
+
+def _whole(name: str, value: object, least: int, most: int) -> None:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole or not least <= int(str(value)) <= most:
+        raise InvalidInput(f"{name} is {value!r}; allowed is a whole number from {least} to {most}")

@@ -1,0 +1,192 @@
+"""Every validity rule of an engine held against one deployment."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from sieve.fit.configuration import Configuration
+from sieve.validity.blocks import block_faults
+from sieve.validity.capability import LEAST_CAPABILITY, NATIVE_CAPABILITY, least_capability
+from sieve.validity.rules import Candidates
+from sieve.validity.rules import check as check_rules
+
+_OWN_LIMITS: Final = frozenset({"rates_known", "model_len", "gpu_budget"})
+"""Rules about what sieve can time, about traffic or about a fleet: no matter of one deployment."""
+_MOST_RANKS: Final = 128
+_USUAL_GROUP: Final = 128
+
+
+@dataclass(frozen=True)
+class RuleResult:
+    """One rule, the numbers it compared and what would pass.
+
+    Attributes:
+        rule: its name.
+        ok: the deployment obeys it.
+        observed, limit: the numbers compared, None where it is obeyed.
+        unit: what they are; names the tensor where one is at fault.
+        legal: values of the knob that would pass this rule, as text; "" where obeyed.
+    """
+
+    rule: str
+    ok: bool
+    observed: float | None
+    limit: float | None
+    unit: str
+    legal: str
+
+
+@dataclass(frozen=True)
+class Check:
+    """Every rule of the engine held against one deployment."""
+
+    configuration: Configuration
+    rules: tuple[RuleResult, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """No rule is broken."""
+        return all(rule.ok for rule in self.rules)
+
+
+def check(configuration: Configuration) -> Check:
+    """Return every rule of the engine with its numbers and what would pass."""
+    out = []
+    for rule in rules_of(configuration):
+        found = check_rules(_candidates([configuration]), [rule])
+        ok = found.reason[0] == ""
+        out.append(
+            RuleResult(
+                rule=rule,
+                ok=ok,
+                observed=None if ok else float(found.observed[0]),
+                limit=None if ok else float(found.limit[0]),
+                unit="" if ok else str(found.unit[0]),
+                legal="" if ok else _legal(configuration, rule),
+            )
+        )
+    return Check(configuration, tuple(out), _validity_notes(configuration))
+
+
+def rules_of(configuration: Configuration) -> list[str]:
+    """Return the rules of the engine that concern one deployment, in order."""
+    named = [rule for rule in configuration.engine.rules if rule not in _OWN_LIMITS]
+    if not configuration.gpus_per_node:
+        named = [rule for rule in named if rule != "node"]
+    return named
+
+
+def _candidates(configurations: Sequence[Configuration]) -> Candidates:
+    first = configurations[0]
+
+    def column(name: str) -> Any:
+        return np.array([getattr(c, name) for c in configurations], np.int64)
+
+    n = len(configurations)
+    capability = first.gpu.compute_capability
+    return Candidates(
+        model=first.model,
+        tp=column("tp"),
+        pp=column("pp"),
+        ep=column("ep"),
+        replicas=np.ones(n, np.int64),
+        max_num_seqs=column("max_num_seqs"),
+        max_num_batched_tokens=column("max_num_batched_tokens"),
+        max_model_len=column("max_model_len"),
+        rates_known=np.ones(n, np.bool_),
+        compute_capability=np.full(n, math.nan if capability is None else capability),
+        needs_capability=np.array(
+            [least_capability(c.weights.name, c.kv_cache_dtype) for c in configurations]
+        ),
+        gpus_per_node=first.gpus_per_node or 2**31,
+        max_gpus=2**31,
+        longest_request=0,
+        has_blocks=np.array([c.weights.name == c.model.checkpoint_dtype for c in configurations]),
+        chunked_prefill=first.chunked_prefill,
+    )
+
+
+def _legal(configuration: Configuration, rule: str) -> str:
+    """Return the values of the knob at fault that this rule lets pass."""
+    c = configuration
+    if rule in {"tokens_cover_seqs", "tokens_cover_len"}:
+        least = c.max_num_seqs if rule == "tokens_cover_seqs" else c.max_model_len
+        return f"max_num_batched_tokens of {least} or more"
+    if rule == "context_limit":
+        return f"max_model_len up to {c.model.max_position_embeddings}"
+    if rule == "pp_layers":
+        return f"pp up to {c.model.num_hidden_layers}"
+    if rule == "node":
+        return f"tp x pp up to {c.gpus_per_node}"
+    if rule == "ep_size":
+        return f"ep 1 or {c.tp}" if c.model.moe else "ep 1"
+    if rule == "dtype_supported":
+        have = c.gpu.compute_capability or 0.0
+        names = [name for name, need in LEAST_CAPABILITY["weights"].items() if need <= have]
+        return f"weights in {', '.join(names)}"
+    knob = "pp" if rule == "pp_divides" else "ep" if rule == "ep_divides_experts" else "tp"
+    alone = legal_sizes(c, [rule], knob)
+    if knob != "tp":
+        return f"{knob} {_listed(alone)}"
+    text = f"tp {_listed(alone)} by this rule"
+    together = legal_sizes(c, rules_of(c), knob)
+    text += f"; by all rules {_listed(together)}"
+    if rule == "quant_blocks" and c.model.moe is not None and c.ep == 1:
+        spread = replace(c, ep=c.tp)
+        if not check_rules(_candidates([spread]), [rule]).reason[0]:
+            text += f"; or tp {c.tp} with ep {c.tp}, which does not slice experts"
+    return text
+
+
+def legal_sizes(configuration: Configuration, rules: Sequence[str], knob: str) -> list[int]:
+    """Return the values of `tp`, `pp` or `ep` up to 128 that break none of the rules."""
+    tried = list(range(1, _MOST_RANKS + 1))
+    changed = []
+    for size in tried:
+        change: dict[str, Any] = {knob: size}
+        if knob == "tp" and configuration.ep > 1:
+            change["ep"] = size
+        changed.append(replace(configuration, **change))
+    found = check_rules(_candidates(changed), list(rules))
+    return [size for size, reason in zip(tried, found.reason, strict=True) if not reason]
+
+
+def _listed(values: Sequence[int]) -> str:
+    return ", ".join(str(value) for value in values) or "none"
+
+
+def _validity_notes(configuration: Configuration) -> tuple[str, ...]:
+    c = configuration
+    out = []
+    kinds = [kind for kind in c.model.kinds if kind.stores_kv]
+    if any(kind.kind == "latent" for kind in kinds):
+        out.append("the latent KV cache is whole on every tensor rank: it does not shrink with tp")
+    elif c.tp > c.model.num_key_value_heads and c.tp % c.model.num_key_value_heads == 0:
+        copies = c.tp // c.model.num_key_value_heads
+        out.append(
+            f"{c.model.num_key_value_heads} KV heads on {c.tp} ranks: each is copied {copies} "
+            "times, so the cache per GPU does not shrink further"
+        )
+    if c.weights.name == "int4" and not c.model.quant_group:
+        grouped = replace(c.model, quant_block=0, quant_group=_USUAL_GROUP)
+        out += [
+            f"the size of the int4 groups is not known; groups of {_USUAL_GROUP}, the usual size, "
+            f"would not divide {fault.tensor}: {fault.width} / {fault.ranks} = {fault.shard}"
+            for fault in block_faults(grouped, tp=c.tp, ep=max(1, c.ep))[:1]
+        ]
+    native = NATIVE_CAPABILITY.get(c.weights.name)
+    have = c.gpu.compute_capability
+    if native is not None and have is not None and have < native:
+        out.append(
+            f"{c.weights.name} arithmetic needs compute capability {native:g}, this GPU has "
+            f"{have:g}: weights are unpacked, activations stay in 16 bits"
+        )
+    if c.pp > 1 and c.model.num_hidden_layers % c.pp:
+        out.append("the layers do not divide evenly over the stages: stages differ in memory")
+    return tuple(out)

@@ -1,0 +1,70 @@
+"""What stage 4 rejects on a bound would not have cleared: replay it and see."""
+
+from __future__ import annotations
+
+import polars as pl
+import pytest
+
+from sieve.api import prepare
+from sieve.frames import REJECTION_COLUMNS
+from sieve.parallel import LocalExecutor
+from sieve.spec import load_spec
+from stages import s1_validity, s2_memory_fit, s3_batch_sizing, s4_shortlist, s5_simulate, s6_rank
+
+FLEET = {"gpus": ["H100-SXM-80GB", "L40S-48GB"], "max_gpus": 4}
+GRID = {
+    "axes": {
+        "tp": [1, 2, 4],
+        "pp": [1, 2],
+        "replicas": {"range": [1, "max_gpus"]},
+        "weight_dtype": ["bf16", "fp8"],
+        "kv_cache_dtype": ["auto", "fp8"],
+        "max_num_seqs": [16, 256],
+        "max_num_batched_tokens": [2048, 8192],
+    }
+}
+CASES = {
+    "chat": {
+        "traffic": {"trace": "chat", "requests": 400, "rate_per_s": 12, "levels": [1.0]},
+        "slo": {"ttft_p99": "1 s", "tpot_p99": "30 ms", "e2e_p99": "15 s"},
+    },
+    "long prompts, gates": {
+        "traffic": {
+            "levels": [1.0],
+            "synthetic": {
+                "requests": 300,
+                "isl": {"mean": 6000.0, "stdev": 2500.0, "min": 200},
+                "osl": {"mean": 200.0, "stdev": 100.0},
+                "arrival": {"gamma": {"rate_per_s": 2.0, "cv": 2.0}},
+            },
+        },
+        "slo": {
+            "attainment": {"share": 0.9, "ttft": "3 s", "tpot": "60 ms"},
+            "goodput": {"per_s": 1.5, "ttft": "3 s"},
+        },
+    },
+    "closed loop": {
+        "traffic": {
+            "levels": [1.0],
+            "synthetic": {"requests": 300, "isl": 1000, "osl": 200, "arrival": {"closed_loop": 48}},
+        },
+        "slo": {"output_tokens_per_s": 2500, "tpot_mean": "25 ms"},
+    },
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_candidate_that_a_bound_rejects_clears(name):
+    spec = {"name": "law", "model": "Qwen/Qwen3-14B", "fleet": FLEET, "grid": GRID, **CASES[name]}
+    context, grid = prepare(load_spec(spec), LocalExecutor())
+    frame = grid.candidates
+    for stage in (s1_validity, s2_memory_fit, s3_batch_sizing):
+        frame = stage.run(frame, context).admitted
+    rejected = s4_shortlist.run(frame, context).rejected
+    cut = rejected.filter(pl.col("reason") == "bound_misses_slo").drop(
+        *[c for c in REJECTION_COLUMNS if c in rejected.columns]
+    )
+    assert len(cut) >= 50, "the case must make the bound work"
+    replayed = s5_simulate.run(cut, context).admitted
+    verdicts = s6_rank.run(replayed, context).admitted["verdict"].value_counts()
+    assert "clears" not in verdicts["verdict"].to_list(), verdicts
