@@ -186,7 +186,7 @@ def answer_lines(result: Mapping[str, Any]) -> list[str]:
     lines += [
         f"Note: {a['text']}."
         for a in result["assumptions"]
-        if any(mark in a["text"] for mark in ("stands in", "take more requests"))
+        if any(mark in a["text"] for mark in ("no profile of", "take more requests"))
     ]
     return [line for line in lines if line]
 
