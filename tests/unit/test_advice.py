@@ -209,15 +209,15 @@ def test_equal_prompts_are_one_pool(tables: Any) -> None:
 
 
 def test_a_split_keeps_short_prompts_within_ttft(tables: Any) -> None:
-    """Times 12 to 130 ms; the largest short pool whose p50 + p99 keeps 60 ms, by trying all."""
+    """Times 12 to 130 ms; the largest short pool whose p50 + p99 keeps 120 ms, by trying all."""
     prompts = np.random.default_rng(3).permutation(np.arange(200, 6200, 60))
     deployment = made(tables.affine(base=0.01, per_prompt=1e-5), prompts=prompts)
-    piece = pools(deployment, Objectives(ttft_s=0.06))
+    piece = pools(deployment, Objectives(ttft_s=0.12))
     ordered, best = np.sort(prompts), 0
     for size in range(1, len(prompts)):
         alone = deployment.prompts_s(ordered[:size])
         wait = sum(np.percentile(alone, q, method="higher") for q in (50, 99))
-        best = size if wait <= 0.06 else best
+        best = size if wait <= 0.12 else best
     assert piece.figure("prompts of the short pool, at most") == ordered[best - 1]
     assert piece.figure("requests of the short pool") == best / len(prompts)
     assert 0 < piece.figure("GPUs of the short pool") < 1
