@@ -16,12 +16,13 @@ import numpy as np
 import polars as pl
 
 from sieve import __version__
+from sieve.advice import advise
 from sieve.catalog.architecture import EngineProfile, Gpu, ModelArchitecture
 from sieve.catalog.engines import load_engine
 from sieve.catalog.models import inline_model, load_model
 from sieve.context import Assumption, RunContext
 from sieve.errors import CatalogError, InvalidInput, NotYetError, TraceError
-from sieve.grid import Grid, expand, require_prices
+from sieve.grid import PRECISIONS, Grid, expand, require_prices
 from sieve.parallel import LocalExecutor, make_executor
 from sieve.perf.cache import StepTables
 from sieve.perf.capacity import workload_of
@@ -289,6 +290,7 @@ def _result(grid: Grid, context: RunContext, outcome: Outcome) -> RunResult:
         "answer": answer_of(outcome, context),
         "ranking": ranking_rows(outcome, context.options),
         "nearest_misses": misses_of(outcome, context),
+        "advice": _advice(context, outcome),
         "elapsed_s": 0.0,
     }
     simulations = outcome.simulations
@@ -298,6 +300,37 @@ def _result(grid: Grid, context: RunContext, outcome: Outcome) -> RunResult:
         simulations=simulations if simulations is not None else pl.DataFrame(),
         files=dict(outcome.files),
     )
+
+
+def _advice(context: RunContext, outcome: Outcome) -> list[dict[str, str]]:
+    """Return advice on the first of the ranking: its topic, text and kind.
+
+    Only where the advice's own scope reaches: a real engine, every matrix known, one pipeline
+    stage, experts not spread.
+    """
+    if not outcome.is_complete or outcome.ranked.is_empty():
+        return []
+    leader = outcome.ranked.row(0, named=True)
+    if context.is_reference or not context.model.is_detailed or leader["pp"] * leader["ep"] > 1:
+        return []
+    if leader["weight_dtype"] not in PRECISIONS:
+        return []
+    tightest = {m: context.slos.limit_on(m) for m in ("ttft", "tpot", "e2e")}
+    found = advise(
+        context.model,
+        context.gpus[leader["gpu"]],
+        input_tokens=context.requests.input_tokens,
+        output_tokens=context.requests.output_tokens,
+        tp=leader["tp"],
+        weight_dtype=leader["weight_dtype"],
+        kv_cache_dtype=leader["kv_cache_dtype"],
+        engine=context.engine,
+        max_num_seqs=leader["max_num_seqs"],
+        max_num_batched_tokens=leader["max_num_batched_tokens"],
+        gpu_memory_utilization=leader["gpu_memory_utilization"],
+        **{f"{m}_s": slo.limit if slo else None for m, slo in tightest.items()},
+    )
+    return [{"topic": a.topic, "text": a.text, "kind": a.kind} for a in found]
 
 
 def _digest(facts: Any) -> str:

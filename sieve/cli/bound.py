@@ -76,9 +76,11 @@ def bound(
         raise InvalidInput("--draft and --alpha need --gamma, the number of drafted tokens")
     speculation = None
     if gamma is not None:
-        speculation = Speculation(gamma, alpha, None if draft is None else load_model(draft))
+        speculation = Speculation(
+            gamma, alpha, None if draft is None else load_model(draft, any_family=True)
+        )
     result = ceilings(
-        load_model(model),
+        load_model(model, any_family=True),
         load_gpu(gpu),
         num_gpus=num_gpus,
         weight_dtype=weight_dtype,

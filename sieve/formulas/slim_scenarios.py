@@ -99,6 +99,8 @@ def _key(row: Row) -> tuple[str, float, float]:
     model = row.get("model")
     if not isinstance(model, str):
         raise InvalidInput(f"model is {model!r}; expected a name")
+    if row.get("B") is not None:
+        checked.positive(row, "B")
     name = model.rpartition("/")[2].lower()
     return name, checked.positive(row, "IL"), checked.positive(row, "OL")
 

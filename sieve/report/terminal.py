@@ -188,6 +188,8 @@ def answer_lines(result: Mapping[str, Any]) -> list[str]:
         for a in result["assumptions"]
         if any(mark in a["text"] for mark in ("no profile of", "take more requests"))
     ]
+    if result["answer"]["status"] in {"answer", "weak_evidence"}:
+        lines += [a["text"] for a in result.get("advice", []) if a["topic"] == "service"]
     return [line for line in lines if line]
 
 

@@ -84,6 +84,7 @@ def build(
         "funnel": _funnel(result),
         "load": leader.load(result, simulations, levels, texts),
         "memory": leader.memory(leader.row_of(candidates, leader_id)),
+        "advice": [dict(item) for item in result.get("advice") or []],
         "misses": _misses(result, candidates),
         "assumed": _assumed(result, spec),
         "verdicts": VERDICTS,

@@ -67,8 +67,10 @@ def _rates(
     traffic = sweep_array(model.weights, tokens) + tokens * model.write_per_token
     linear = 2.0 * tokens * model.multiplied()
     attention = batches * attended_array(model.attention, lengths)
-    compute_s = linear / rates.linear + attention / rates.attention
-    return lengths, tokens / np.maximum(traffic / rates.bandwidth, compute_s)
+    # Times beyond double precision become infinite and their rate 0, which is right.
+    with np.errstate(over="ignore"):
+        compute_s = linear / rates.linear + attention / rates.attention
+        return lengths, tokens / np.maximum(traffic / rates.bandwidth, compute_s)
 
 
 def _records(values: FloatArray) -> list[int]:
