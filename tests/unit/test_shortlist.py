@@ -165,7 +165,8 @@ def test_the_saturation_advisor_may_size_the_batch(make_spec):
     plain = sieve.run(make_spec(), stop_after=3).candidates
     spec = make_spec({"batch_sizing": "slim", "slo": {"e2e_p99": "60 s"}})
     advised = sieve.run(spec, stop_after=3).candidates
-    both = plain.join(advised, on="candidate_id", suffix="_slim").drop_nulls(["batch", "batch_slim"])
+    both = plain.join(advised, on="candidate_id", suffix="_slim")
+    both = both.drop_nulls(["batch", "batch_slim"])
     assert not both.is_empty()
     assert (both["batch_slim"] <= both["batch"]).all()
     assert set(advised["batch_limit"].drop_nulls()) <= {"pages", "tpot", "max_num_seqs", "slim"}
