@@ -189,7 +189,8 @@ def answer_lines(result: Mapping[str, Any]) -> list[str]:
         if any(mark in a["text"] for mark in ("no profile of", "take more requests"))
     ]
     if result["answer"]["status"] in {"answer", "weak_evidence"}:
-        lines += [a["text"] for a in result.get("advice", []) if a["topic"] == "service"]
+        service = [a["text"] for a in result.get("advice", []) if a["topic"] == "service"]
+        lines += [f"Advice, for a replica under full load: {text}" for text in service]
     return [line for line in lines if line]
 
 
