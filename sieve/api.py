@@ -311,10 +311,13 @@ def _advice(context: RunContext, outcome: Outcome) -> list[dict[str, str]]:
     if not outcome.is_complete or outcome.ranked.is_empty():
         return []
     leader = outcome.ranked.row(0, named=True)
-    if context.is_reference or not context.model.is_detailed or leader["pp"] * leader["ep"] > 1:
-        return []
-    if leader["weight_dtype"] not in PRECISIONS:
-        return []
+    covered = context.model.is_detailed and leader["weight_dtype"] in PRECISIONS
+    if context.is_reference or not covered or leader["pp"] * leader["ep"] > 1:
+        text = (
+            "None for the first of the ranking: advice covers a real engine, a model of known "
+            "shapes, one pipeline stage and experts that are not spread."
+        )
+        return [{"topic": "scope", "text": text, "kind": "note"}]
     tightest = {m: context.slos.limit_on(m) for m in ("ttft", "tpot", "e2e")}
     found = advise(
         context.model,
@@ -382,6 +385,9 @@ def _assumptions(context: RunContext) -> list[Assumption]:
             f"confidence {context.spec.run.rank.confidence:g}; traffic noise is not in them",
         )
     )
+    if context.spec.run.batch_sizing == "slim":
+        text = "the saturation line of the batch advisor is laid through this tool's own step times"
+        out.append(Assumption("batch sizing", text))
     charged = context.spec.run.load_bytes
     out.append(Assumption("memory", f"stage 2 charges weights at their {charged} bytes"))
     offered = context.workload.offered_tokens_per_s

@@ -49,11 +49,16 @@ class Calibration:
     train: tuple[int, ...]
 
 
+KV_DTYPES: Final = ("", "auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2")
+"""Cache formats, the first for "not said"."""
+
+
 def model_facts(arch: ModelArchitecture, kv_dtype: str = "") -> dict[str, Any]:
     """Return what the saturation model needs of an architecture.
 
     Raises:
-        InvalidInput: experts, layers without a growing cache, or an unknown feed-forward width.
+        InvalidInput: experts, layers without a growing cache, an unknown feed-forward width, or
+            an unknown cache format.
     """
     if arch.moe is not None:
         raise InvalidInput(f"{arch.name} has experts; the saturation model describes dense models")
@@ -70,6 +75,10 @@ def model_facts(arch: ModelArchitecture, kv_dtype: str = "") -> dict[str, Any]:
         )
     if arch.intermediate_size is None:
         raise InvalidInput(f"the feed-forward width of {arch.name} is not known")
+    if kv_dtype not in KV_DTYPES:
+        raise InvalidInput(
+            f"cache format is {kv_dtype!r}; it is one of: {', '.join(KV_DTYPES[1:])}"
+        )
     facts: dict[str, Any] = {
         "L": arch.num_hidden_layers,
         "D": arch.hidden_size,

@@ -10,7 +10,7 @@ import errno
 import io
 import os
 import sys
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -26,10 +26,11 @@ from sieve.cli import (
     verify,
     verify_memory,
 )
-from sieve.cli.output import fail
+from sieve.cli.output import fail, print_json
 from sieve.errors import NotYetError, SieveError
 
 INTERRUPTED: Final = 130
+_UsageError: Any = typer.BadParameter.__bases__[0]
 NOT_YET: Final = (
     "batch", "nightly", "compare", "plan", "calibrate", "replay", "trace", "tables", "report",
     "serve",
@@ -98,11 +99,21 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+    as_json = "--json" in sys.argv[1:]
     try:
-        app()
+        code = app(standalone_mode=False)
         sys.stdout.flush()
+        sys.exit(code if isinstance(code, int) else 0)
+    except _UsageError as error:
+        error.show()
+        if as_json:
+            print_json({"error": "usage", "message": error.format_message()})
+        sys.exit(2)
+    except typer.Abort:
+        print("interrupted", file=sys.stderr)
+        sys.exit(INTERRUPTED)
     except SieveError as error:
-        fail(error, as_json="--json" in sys.argv[1:])
+        fail(error, as_json=as_json)
         sys.exit(2)
     except OSError as error:
         if error.errno not in {errno.ENOSPC, errno.EPIPE}:

@@ -60,7 +60,8 @@ def prefill_share(given: Fields) -> Outputs:
     isl, osl = given.number("isl", low=0), given.number("osl", low=0)
     if isl + osl <= 0:
         raise InvalidInput("isl, osl: both are 0, so there is no share")
-    return {"share": isl / (isl + osl)}
+    # Not isl / (isl + osl): the sum may leave double precision.
+    return {"share": 0.0 if isl == 0 else 1.0 / (1.0 + osl / isl)}
 
 
 @formula("max_num_batched_tokens", "concurrency", "prompt")

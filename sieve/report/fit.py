@@ -99,6 +99,7 @@ def _shape(c: Any) -> str:
         f"tp {c.tp}",
         *([f"pp {c.pp}"] if c.pp > 1 else []),
         *([f"ep {c.ep}"] if c.ep > 1 else []),
+        *([f"dcp {c.dcp}"] if c.dcp > 1 else []),
     ]
     return f"{gpus} x {c.gpu.name} ({', '.join(parts)})"
 
@@ -147,6 +148,15 @@ def _holdings(result: Fit) -> str:
         f"{result.concurrency_scheduler} by max_num_seqs",
         f"longest max_model_len that fits: {count(result.longest_len)}",
     ]
+    traffic = result.traffic
+    if traffic is not None:
+        lines.append(
+            f"on traffic of {plain(traffic.isl)} + {plain(traffic.osl)} tokens: "
+            f"{traffic.expected:,.1f} requests at once, limited by "
+            f"{'the cache' if traffic.limited_by == 'cache' else 'max_num_seqs'} "
+            f"(cache {traffic.by_cache:,.1f}, {traffic.by_cache_at_end:,.1f} if all stand at their "
+            "last token)"
+        )
     return "\n".join(lines)
 
 
@@ -166,3 +176,63 @@ def _exact(value: float | None) -> str:
 def _print_notes(out: Any, notes: tuple[str, ...]) -> None:
     for note in notes:
         out.print(f"  note: {escape(note)}", style="dim")
+
+
+def print_start_up(document: dict[str, Any], *, into: str, num_logs: int) -> None:
+    """Print one start-up beside its prediction, and where its corrections went.
+
+    Args:
+        document: of `sieve calibrate`.
+        into: the calibration file, "" if nothing was written.
+        num_logs: logs of the same deployment that the file now holds.
+    """
+    out = console()
+    c = document["configuration"]
+    version = document["version"] or "no banner"
+    out.print(
+        f"[bold]{escape(document['file'])}[/]: vLLM {escape(version)}, read with the profile "
+        f"{escape(document['profile'])}"
+    )
+    out.print(
+        f"{escape(document['model'])} on {escape(document['gpu'])}, tp {c['tp']}, "
+        f"max_model_len {count(c['max_model_len'])}, max_num_seqs {count(c['max_num_seqs'])}"
+    )
+    table = Table(box=None, pad_edge=False)
+    table.add_column("per GPU")
+    for name in ("log", "predicted", "log - predicted"):
+        table.add_column(name, justify="right")
+    for term in document["terms"]:
+        size = GIB if term["term"].endswith("_bytes") else 1
+        name = _TERMS[term["term"]]
+        if term["measured"] is None:
+            table.add_row(name, "not stated", _sized(term["predicted"], size), "")
+            continue
+        table.add_row(
+            name, _sized(term["measured"], size), _sized(term["predicted"], size),
+            f"{term['difference'] / size:+,.2f}",
+        )  # fmt: skip
+    out.print(table)
+    out.print(f"the log: {document['outcome']}; predicted: {document['predicted_outcome']}")
+    if into:
+        logs = f"{num_logs} log{'s' if num_logs > 1 else ''}"
+        out.print(f"corrections merged into {escape(into)}: {logs} of this deployment there")
+    elif document["corrections"]:
+        out.print("nothing written; --into FILE keeps the corrections")
+    _print_notes(out, tuple(document["notes"]))
+
+
+_TERMS: Final = {
+    "budget_bytes": "budget, GiB",
+    "weight_bytes": "- weights",
+    "activation_bytes": "- activation peak",
+    "non_torch_bytes": "- non-torch",
+    "graph_bytes": "  graphs",
+    "reserved_bytes": "  all that is reserved",
+    "kv_bytes": "= left for the KV cache",
+    "kv_tokens": "cache, tokens",
+    "concurrency": "requests of full length",
+}
+
+
+def _sized(value: float, size: float) -> str:
+    return f"{value / size:,.2f}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from sieve.catalog.architecture import EngineProfile, Gpu
     from sieve.catalog.models import ModelEntry
 
+MIN_WIDTH: Final = 80
 MAX_ROWS: Final = 10
 _VERDICT_STYLE: Final = {"clears": "green", "point_only": "yellow", "misses": "red"}
 _ADD: Final = {
@@ -62,7 +64,9 @@ class _Console(Console):
 
 def console() -> Console:
     """Return a console on stdout."""
-    return _Console(highlight=False, soft_wrap=False)
+    # Narrower than 80 columns a table would cut names and figures; the terminal may wrap instead.
+    width = max(shutil.get_terminal_size().columns, MIN_WIDTH)
+    return _Console(highlight=False, soft_wrap=False, width=width)
 
 
 @contextmanager
