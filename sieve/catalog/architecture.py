@@ -149,6 +149,8 @@ class ModelArchitecture:
         multimodal: the class takes images or sound too.
         unmodelled_step_time: features whose step time is not modelled, in words; empty if all are.
         context_limit_sure: the limit is this checkpoint's own, not that of a sibling.
+        stored_bytes: of the checkpoint's tensors that are loaded, 0 if not read.
+        stored_source: where that comes from, in words.
     """
 
     name: str
@@ -189,6 +191,8 @@ class ModelArchitecture:
     multimodal: bool = False
     unmodelled_step_time: tuple[str, ...] = ()
     context_limit_sure: bool = True
+    stored_bytes: int = 0
+    stored_source: str = ""
 
     @property
     def is_detailed(self) -> bool:
@@ -251,6 +255,7 @@ class EngineProfile:
         notes: what is not modelled, in words.
         covers: first and last release that the profile was written for, "" for `reference`.
         cache: how the KV cache is laid out; keys are explained in the newest profile's file.
+        capability: weight format -> least compute capability, where this version differs.
     """
 
     name: str
@@ -264,3 +269,4 @@ class EngineProfile:
     notes: tuple[str, ...] = field(default=())
     covers: tuple[str, str] = ("", "")
     cache: Mapping[str, Any] = field(default_factory=dict)
+    capability: Mapping[str, float] = field(default_factory=dict)

@@ -115,6 +115,7 @@ def _profile(file_name: str) -> EngineProfile:
         notes=tuple(document["notes"]),
         covers=tuple(document.get("covers", ("", ""))),
         cache=document.get("cache", {}),
+        capability=document.get("capability", {}),
     )
 
 

@@ -24,6 +24,7 @@ from sieve.catalog.model_names import (
     taken_apart,
 )
 from sieve.catalog.names import listed, nearest_names
+from sieve.catalog.safetensors import read_stored_weights
 from sieve.errors import CatalogError, NotYetError
 from sieve.resources import package_data
 
@@ -109,6 +110,38 @@ def _load(name: str, base_dir: Path | None) -> ModelArchitecture:
         return _from_catalogue(name)
     path = config_file(name, base_dir=base_dir)
     return _from_alias(name) if path is None else _from_file(name, path)
+
+
+def with_stored_weights(
+    model: ModelArchitecture, name: str, *, base_dir: Path | None = None
+) -> ModelArchitecture:
+    """Return a model with the exact size of its checkpoint, if its folder holds safetensors files.
+
+    Args:
+        model: as `load_model` returned it.
+        name: that it was loaded by.
+        base_dir: where relative paths start.
+
+    Raises:
+        CatalogError: a damaged file.
+    """
+    path = config_file(name, base_dir=base_dir)
+    if path is None:
+        return model
+    found = read_stored_weights(
+        path.parent,
+        num_layers=model.num_hidden_layers,
+        tied=model.tie_word_embeddings,
+        in_16_bits=model.checkpoint_dtype in {"bf16", "fp16"} and not model.expert_dtype,
+    )
+    if found is None:
+        return model
+    return replace(
+        model,
+        stored_bytes=found.num_bytes,
+        stored_source=found.source,
+        assumed=(*model.assumed, *found.notes),
+    )
 
 
 def config_file(name: str, *, base_dir: Path | None = None) -> Path | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -41,7 +42,26 @@ Eager = Annotated[bool, typer.Option("--enforce-eager", help="No CUDA graphs.")]
 Node = Annotated[
     int, typer.Option("--gpus-per-node", help="Also require tp x pp within a node of this size.")
 ]
+Dcp = Annotated[
+    int,
+    typer.Option(
+        "--decode-context-parallel-size",
+        help="Ranks that share out the tokens of a sequence.",
+    ),
+]
 Engine = Annotated[str, typer.Option("--engine", help="vllm, vllm==0.19, ..., or reference.")]
+
+Isl = Annotated[
+    float | None,
+    typer.Option("--isl", help="Mean prompt tokens of the traffic, for its concurrency."),
+]
+Osl = Annotated[float | None, typer.Option("--osl", help="Mean answer tokens of the traffic.")]
+CalibrationFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--calibration", help="Corrections from start-up logs, as `sieve calibrate` writes them."
+    ),
+]
 
 
 def fit(
@@ -58,8 +78,12 @@ def fit(
     gpu_memory_utilization: Share = None,
     block_size: BlockSize = None,
     enforce_eager: Eager = False,
+    decode_context_parallel_size: Dcp = 1,
     gpus_per_node: Node = 0,
     engine: Engine = "vllm",
+    isl: Isl = None,
+    osl: Osl = None,
+    calibration: CalibrationFile = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Open the memory ledger of one deployment: does it start, and what does its cache hold.
@@ -70,6 +94,7 @@ def fit(
     """
     from sieve.fit import configure, document
     from sieve.fit import fit as judge
+    from sieve.memory.corrections import read_corrections
 
     result = judge(
         configure(
@@ -78,7 +103,10 @@ def fit(
             max_num_batched_tokens=max_num_batched_tokens, block_size=block_size,
             gpu_memory_utilization=gpu_memory_utilization, enforce_eager=enforce_eager,
             gpus_per_node=gpus_per_node,
-        )
+            dcp=decode_context_parallel_size,
+            corrections=() if calibration is None else read_corrections(calibration),
+        ),
+        isl=isl, osl=osl,
     )  # fmt: skip
     if as_json:
         print_json(document(result))
@@ -101,6 +129,7 @@ def check(
     max_model_len: ModelLen = None,
     max_num_seqs: Seqs = None,
     max_num_batched_tokens: Tokens = None,
+    decode_context_parallel_size: Dcp = 1,
     gpus_per_node: Node = 0,
     engine: Engine = "vllm",
     as_json: JsonFlag = False,
@@ -119,6 +148,7 @@ def check(
             model, gpu, engine=engine, tp=tp, pp=pp, ep=ep, weight_dtype=weight_dtype,
             kv_cache_dtype=kv_cache_dtype, max_model_len=max_model_len, max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens, gpus_per_node=gpus_per_node,
+            dcp=decode_context_parallel_size,
         )
     )  # fmt: skip
     if as_json:

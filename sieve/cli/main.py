@@ -16,6 +16,7 @@ import typer
 
 from sieve.cli import (
     bound,
+    calibrate,
     catalogue,
     evaluate,
     explain,
@@ -32,7 +33,7 @@ from sieve.errors import NotYetError, SieveError
 INTERRUPTED: Final = 130
 _UsageError: Any = typer.BadParameter.__bases__[0]
 NOT_YET: Final = (
-    "batch", "nightly", "compare", "plan", "calibrate", "replay", "trace", "tables", "report",
+    "batch", "nightly", "compare", "plan", "replay", "trace", "tables", "report",
     "serve",
 )  # fmt: skip
 """Commands of the contract whose machinery comes later."""
@@ -56,6 +57,7 @@ app.command("bound")(bound.bound)
 app.command("eval")(evaluate.evaluate)
 app.command("fit")(fit.fit)
 app.command("check")(fit.check)
+app.command("calibrate")(calibrate.calibrate)
 app.add_typer(slim.app)
 verify.app.command("memory")(verify_memory.memory)
 app.add_typer(verify.app)

@@ -69,7 +69,26 @@ def _columns(configurations: Sequence[Configuration]) -> LedgerInput:
         utilisation=np.array([c.gpu_memory_utilization for c in configurations], np.float64),
         enforce_eager=np.array([c.enforce_eager for c in configurations], np.bool_),
         kv_dtype=configurations[0].kv_cache_dtype,
+        dcp=column("dcp"),
+        extra_bytes=_extra(configurations),
     )
+
+
+def _extra(configurations: Sequence[Configuration]) -> dict[str, Any]:
+    """Return what start-up logs showed beyond the prediction, by term of the ledger.
+
+    What a log does not take apart is added to non-torch.
+    """
+    if not any(c.corrections for c in configurations):
+        return {}
+    found = [c.correction for c in configurations]
+    terms = [correction.terms if correction else {} for correction in found]
+    out = {
+        name: np.array([part.get(name, 0.0) for part in terms], np.float64)
+        for name in ("activation_bytes", "non_torch_bytes", "graph_bytes")
+    }
+    out["non_torch_bytes"] += [part.get("unsplit_bytes", 0.0) for part in terms]
+    return out
 
 
 def ledger_of(configurations: Sequence[Configuration]) -> Ledger:
@@ -96,7 +115,7 @@ def layouts_of(configuration: Configuration) -> tuple[CacheLayout, ...]:
     c = configuration
     return cache_layouts(
         c.model, tp=c.tp, pp=c.pp, kv_bytes=kv_bytes(c.kv_cache_dtype), block_size=c.block_size,
-        kv_dtype=c.kv_cache_dtype, rules=tuple(sorted(c.engine.cache.items())),
+        kv_dtype=c.kv_cache_dtype, rules=tuple(sorted(c.engine.cache.items())), dcp=c.dcp,
     )  # fmt: skip
 
 

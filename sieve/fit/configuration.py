@@ -10,8 +10,9 @@ from typing import Any
 from sieve.catalog.accelerators import load_gpu
 from sieve.catalog.architecture import EngineProfile, Gpu, ModelArchitecture
 from sieve.catalog.engines import default_for_gpu, load_engine
-from sieve.catalog.models import load_model
+from sieve.catalog.models import load_model, with_stored_weights
 from sieve.errors import InvalidInput
+from sieve.memory.corrections import Correction, CorrectionKey, matching, release
 from sieve.memory.formats import WeightFormat, kv_bytes, weight_format
 
 
@@ -30,6 +31,8 @@ class Configuration:
         chunked_prefill: prompts are cut to the token budget.
         gpus_per_node: most GPUs of one instance, 0: any number.
         defaulted: options that the user left to the engine.
+        dcp: decode context parallel size.
+        corrections: of the ledger, from start-up logs.
     """
 
     model: ModelArchitecture
@@ -49,6 +52,27 @@ class Configuration:
     chunked_prefill: bool
     gpus_per_node: int
     defaulted: tuple[str, ...]
+    dcp: int = 1
+    corrections: tuple[Correction, ...] = ()
+
+    @property
+    def correction_key(self) -> CorrectionKey:
+        """What a correction has to be about to hold here."""
+        wanted = self.engine.requested.partition("==")[2] or self.engine.version
+        return CorrectionKey(
+            engine=self.engine.name,
+            version=release(wanted),
+            gpu=self.gpu.name,
+            model=self.model.name,
+            tp=self.tp,
+            pp=self.pp,
+            ep=self.ep,
+        )
+
+    @property
+    def correction(self) -> Correction | None:
+        """The correction that holds here, None if there is none."""
+        return matching(self.corrections, self.correction_key)
 
 
 def configure(
@@ -68,6 +92,8 @@ def configure(
     block_size: int | None = None,
     enforce_eager: bool = False,
     gpus_per_node: int = 0,
+    dcp: int = 1,
+    corrections: tuple[Correction, ...] = (),
     base_dir: Path | None = None,
 ) -> Configuration:
     """Return a deployment with the engine's defaults for what is not given.
@@ -77,11 +103,13 @@ def configure(
         NotYetError: layers that are not described.
         InvalidInput: a knob outside its range.
     """
-    for name, size in (("tp", tp), ("pp", pp), ("ep", ep)):
+    for name, size in (("tp", tp), ("pp", pp), ("ep", ep), ("dcp", dcp)):
         _whole(name, size, 1, 4096)
     facts = model
     if isinstance(facts, str):
-        facts = load_model(facts, base_dir=base_dir, any_family=True)
+        name = facts
+        facts = load_model(name, base_dir=base_dir, any_family=True)
+        facts = with_stored_weights(facts, name, base_dir=base_dir)
     card = load_gpu(gpu) if isinstance(gpu, str) else gpu
     profile = load_engine(engine) if isinstance(engine, str) else engine
     defaulted = []
@@ -139,6 +167,8 @@ def configure(
         chunked_prefill=chunked,
         gpus_per_node=gpus_per_node,
         defaulted=tuple(defaulted),
+        dcp=dcp,
+        corrections=corrections,
     )
 
 

@@ -11,7 +11,14 @@ import numpy as np
 
 from sieve.fit.configuration import Configuration
 from sieve.validity.blocks import block_faults
-from sieve.validity.capability import LEAST_CAPABILITY, NATIVE_CAPABILITY, least_capability
+from sieve.validity.capability import (
+    LEAST_CAPABILITY,
+    NATIVE_CAPABILITY,
+    least_capability,
+    weight_capability,
+)
+from sieve.validity.context_parallel import RULE as CONTEXT_PARALLEL
+from sieve.validity.context_parallel import context_parallel_fault
 from sieve.validity.rules import Candidates
 from sieve.validity.rules import check as check_rules
 
@@ -71,7 +78,26 @@ def check(configuration: Configuration) -> Check:
                 legal="" if ok else _legal(configuration, rule),
             )
         )
+    if configuration.dcp > 1:
+        out.append(_context_parallel(configuration))
     return Check(configuration, tuple(out), _validity_notes(configuration))
+
+
+def _context_parallel(c: Configuration) -> RuleResult:
+    kinds = str(c.engine.cache.get("context_parallel", "none"))
+    fault = context_parallel_fault(c.model, tp=c.tp, dcp=c.dcp, kinds=kinds)
+    if fault is None:
+        return RuleResult(
+            rule=CONTEXT_PARALLEL, ok=True, observed=None, limit=None, unit="", legal=""
+        )
+    return RuleResult(
+        rule=CONTEXT_PARALLEL,
+        ok=False,
+        observed=fault.observed,
+        limit=fault.limit,
+        unit=fault.unit,
+        legal=fault.legal,
+    )
 
 
 def rules_of(configuration: Configuration) -> list[str]:
@@ -102,7 +128,10 @@ def _candidates(configurations: Sequence[Configuration]) -> Candidates:
         rates_known=np.ones(n, np.bool_),
         compute_capability=np.full(n, math.nan if capability is None else capability),
         needs_capability=np.array(
-            [least_capability(c.weights.name, c.kv_cache_dtype) for c in configurations]
+            [
+                least_capability(c.weights.name, c.kv_cache_dtype, c.engine.capability)
+                for c in configurations
+            ]
         ),
         gpus_per_node=first.gpus_per_node or 2**31,
         max_gpus=2**31,
@@ -128,7 +157,11 @@ def _legal(configuration: Configuration, rule: str) -> str:
         return f"ep 1 or {c.tp}" if c.model.moe else "ep 1"
     if rule == "dtype_supported":
         have = c.gpu.compute_capability or 0.0
-        names = [name for name, need in LEAST_CAPABILITY["weights"].items() if need <= have]
+        names = [
+            name
+            for name in LEAST_CAPABILITY["weights"]
+            if weight_capability(name, c.engine.capability) <= have
+        ]
         return f"weights in {', '.join(names)}"
     knob = "pp" if rule == "pp_divides" else "ep" if rule == "ep_divides_experts" else "tp"
     alone = legal_sizes(c, [rule], knob)
@@ -168,11 +201,12 @@ def _validity_notes(configuration: Configuration) -> tuple[str, ...]:
     if any(kind.kind == "latent" for kind in kinds):
         out.append("the latent KV cache is whole on every tensor rank: it does not shrink with tp")
     elif c.tp > c.model.num_key_value_heads and c.tp % c.model.num_key_value_heads == 0:
-        copies = c.tp // c.model.num_key_value_heads
-        out.append(
-            f"{c.model.num_key_value_heads} KV heads on {c.tp} ranks: each is copied {copies} "
-            "times, so the cache per GPU does not shrink further"
-        )
+        copies = c.tp // c.model.num_key_value_heads // c.dcp
+        if copies > 1:
+            out.append(
+                f"{c.model.num_key_value_heads} KV heads on {c.tp} ranks: each is copied {copies} "
+                "times, so the cache per GPU does not shrink further"
+            )
     if c.weights.name == "int4" and not c.model.quant_group:
         grouped = replace(c.model, quant_block=0, quant_group=_USUAL_GROUP)
         out += [

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final
 
+from sieve.errors import InvalidInput
 from sieve.fit.books import (
     StageBook,
     layouts_of,
@@ -17,11 +18,15 @@ from sieve.fit.books import (
 )
 from sieve.fit.configuration import Configuration
 from sieve.fit.rules import Check, RuleResult, check, legal_sizes, rules_of
+from sieve.fit.traffic import TrafficFit, traffic_fit
 from sieve.memory.cache import CacheLayout
+from sieve.memory.corrections import KNOBS, to_entries
 from sieve.memory.formats import weight_format
+from sieve.memory.weights import checkpoint_bytes
 from sieve.units import GIB, MIB
 
 _MOST_UTILISATION: Final = 0.97
+_STORED_TOLERANCE: Final = 0.03
 _TESTED_CARDS: Final = ("H100", "H200", "GH200")
 
 
@@ -50,6 +55,7 @@ class Fit:
         concurrency_by_division: tokens of the pool over length, wrong where kinds of layers differ.
         concurrency_scheduler: `max_num_seqs`.
         longest_len: longest `max_model_len` that fits, 0 if none.
+        traffic: what it holds of given traffic, None where none is given.
         remedies: what to change, in words; empty where it fits.
         notes: what is assumed or worth knowing.
     """
@@ -76,10 +82,30 @@ class Fit:
     longest_len: int
     remedies: tuple[str, ...]
     notes: tuple[str, ...]
+    traffic: TrafficFit | None = None
 
 
-def fit(configuration: Configuration) -> Fit:
-    """Return the memory ledger of a deployment and whether it fits."""
+_TERM_WORDS: Final = {
+    "activation_bytes": "activation",
+    "non_torch_bytes": "non-torch",
+    "graph_bytes": "graphs",
+    "unsplit_bytes": "non-torch (not taken apart in the log)",
+}
+
+
+def fit(configuration: Configuration, *, isl: float | None = None, osl: float | None = None) -> Fit:
+    """Return the memory ledger of a deployment and whether it fits.
+
+    Args:
+        configuration: the deployment.
+        isl: mean tokens of a prompt, for the concurrency on such traffic.
+        osl: mean tokens of an answer; with `isl` or not at all.
+
+    Raises:
+        InvalidInput: one length without the other, or lengths outside their range.
+    """
+    if (isl is None) != (osl is None):
+        raise InvalidInput("traffic has two mean lengths: give isl and osl together")
     rules = check(configuration)
     book = ledger_of([configuration])
     layouts = layouts_of(configuration)
@@ -125,6 +151,11 @@ def fit(configuration: Configuration) -> Fit:
         longest_len=longest,
         remedies=(),
         notes=(),
+        traffic=(
+            None
+            if isl is None or osl is None
+            else traffic_fit(configuration, layout, blocks, isl=isl, osl=osl)
+        ),
     )
     return replace(result, remedies=_remedies(result), notes=_notes(result, layout))
 
@@ -187,6 +218,12 @@ def _notes(result: Fit, layout: CacheLayout) -> tuple[str, ...]:
             f"the cache holds {spare:.1f} times the requests of full length that max_num_seqs "
             "lets run"
         )
+    out += _correction_notes(c) + _stored_notes(c)
+    if c.dcp > 1:
+        out.append(
+            f"{c.dcp} ranks share out the tokens of a sequence: a block of {c.block_size} tokens "
+            f"on a rank stands for {c.block_size * c.dcp}"
+        )
     if layout.padding:
         out.append(f"state pages are padded by {layout.padding:.2%}")
     if layout.num_groups > 1:
@@ -199,6 +236,50 @@ def _notes(result: Fit, layout: CacheLayout) -> tuple[str, ...]:
     out += [f"assumed: {note}" for note in (*c.model.assumed, *c.gpu.assumed)]
     out += c.engine.notes[:1] if c.engine.substituted else ()
     return tuple(out)
+
+
+def _stored_notes(c: Configuration) -> list[str]:
+    """Return what the checkpoint's files say about the weights, and where the shapes disagree."""
+    if not c.model.stored_bytes:
+        return []
+    own = weight_format(c.model, "auto")
+    stored = c.model.stored_bytes
+    counted = checkpoint_bytes(c.model, own.linear_bytes, own.expert_bytes)
+    text = f"the checkpoint's files hold {stored / GIB:.2f} GiB ({c.model.stored_source})"
+    if (c.weights.linear_bytes, c.weights.expert_bytes) != (own.linear_bytes, own.expert_bytes):
+        return [f"{text}; served in another format, weights follow from the shapes"]
+    out = [f"{text}; weights are scaled to that"]
+    if abs(stored / counted - 1) > _STORED_TOLERANCE:
+        out.append(
+            f"the shapes of the config give {counted / GIB:.2f} GiB, {stored / counted - 1:+.1%} "
+            "away: the config may be of another checkpoint, or leave parts out"
+        )
+    return out
+
+
+def _correction_notes(c: Configuration) -> list[str]:
+    """Return what was corrected from start-up logs, and where the logs had other options."""
+    if not c.corrections:
+        return []
+    key, found = c.correction_key, c.correction
+    place = f"{key.engine} {key.version}, {key.model} on {key.gpu}, tp {key.tp}"
+    place += f", pp {key.pp}" if key.pp > 1 else ""
+    place += f", ep {key.ep}" if key.ep > 1 else ""
+    if found is None:
+        return [f"the calibration has no correction for {place}; nothing was corrected"]
+    dates = sorted({log.date for log in found.logs if log.date})
+    terms = ", ".join(
+        f"{_TERM_WORDS[name]} {value / GIB:+.2f} GiB" for name, value in found.terms.items()
+    )
+    logs = f"{len(found.logs)} start-up log{'s' if len(found.logs) > 1 else ''}"
+    dated = f" of {dates[-1]}" if dates else ""
+    out = [f"corrected from {logs}{dated} ({place}): {terms or 'nothing'}"]
+    for knob in KNOBS:
+        measured = sorted({log.knobs[knob] for log in found.logs if knob in log.knobs})
+        if measured and getattr(c, knob) not in measured:
+            shown = ", ".join(str(value) for value in measured)
+            out.append(f"the correction was measured at {knob} {shown}, not {getattr(c, knob)}")
+    return out
 
 
 def document(result: Fit | Check) -> dict[str, Any]:
@@ -214,7 +295,7 @@ def document(result: Fit | Check) -> dict[str, Any]:
             "kv_cache_dtype": c.kv_cache_dtype, "max_model_len": c.max_model_len,
             "max_num_seqs": c.max_num_seqs, "max_num_batched_tokens": c.max_num_batched_tokens,
             "gpu_memory_utilization": c.gpu_memory_utilization, "block_size": c.block_size,
-            "enforce_eager": c.enforce_eager,
+            "enforce_eager": c.enforce_eager, "decode_context_parallel_size": c.dcp,
         },
         "defaulted": list(c.defaulted),
         "valid": all(rule.ok for rule in rules),
@@ -254,7 +335,10 @@ def document(result: Fit | Check) -> dict[str, Any]:
             "by_engine": result.concurrency_engine,
             "by_division": result.concurrency_by_division,
             "by_scheduler": result.concurrency_scheduler,
+            "on_traffic": None if result.traffic is None else result.traffic.expected,
         },
+        "traffic": None if result.traffic is None else asdict(result.traffic),
+        "correction": None if c.correction is None else to_entries([c.correction])[0],
         "longest_max_model_len": result.longest_len,
         "remedies": list(result.remedies),
         "notes": list(result.notes),

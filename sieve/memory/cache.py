@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final
 
@@ -116,6 +116,7 @@ def cache_layouts(
     block_size: int,
     kv_dtype: str,
     rules: tuple[tuple[str, Any], ...],
+    dcp: int = 1,
 ) -> tuple[CacheLayout, ...]:
     """Return the cache layout of each stage, (pp,).
 
@@ -127,6 +128,8 @@ def cache_layouts(
         block_size: tokens of a block before kinds are made alike.
         kv_dtype: format, for the scales that some keep for each token; "" if not known.
         rules: the `cache` part of an engine profile as sorted pairs.
+        dcp: ranks that share out the tokens of a sequence: a block then holds that many times its
+            tokens, of which each rank stores its share. States are not shared out.
     """
     plans = layer_plans(model)
     switches = dict(rules)
@@ -137,8 +140,23 @@ def cache_layouts(
             kind = plans[layer].kind
             if kind is not None and (kind.stores_kv or not switches.get("shared_layers", 1)):
                 counts[kind] += 1
-        out.append(_layout(counts, tp, kv_bytes, block_size, kv_dtype, switches))
+        layout = _layout(counts, tp, kv_bytes, block_size, kv_dtype, switches)
+        out.append(_shared_out(layout, dcp))
     return tuple(out)
+
+
+def _shared_out(layout: CacheLayout, dcp: int) -> CacheLayout:
+    """Return a layout whose blocks hold the tokens of `dcp` ranks.
+
+    Source: vLLM `v1/core/single_type_kv_cache_manager.py`: block size x ranks, where sharded.
+    """
+    if dcp == 1:
+        return layout
+    groups = [
+        group if group.state_blocks else replace(group, block_tokens=group.block_tokens * dcp)
+        for group in layout.groups
+    ]
+    return replace(layout, groups=tuple(groups))
 
 
 def token_bytes(kind: LayerKind, tp: int, kv_bytes: float, kv_dtype: str, latent: bool) -> float:  # noqa: FBT001

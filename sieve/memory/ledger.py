@@ -7,7 +7,7 @@ start-up does, stage by stage, and the stage with the fewest blocks decides.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -27,7 +27,8 @@ class LedgerInput:
 
     What is None takes its plain value: `expert_bytes_per_param` that of all weights, `ep` 1,
     `max_num_batched_tokens` the engine's smallest default, `max_model_len` the model's limit,
-    `enforce_eager` False.
+    `enforce_eager` False, `dcp` (ranks that share a sequence's cache) 1. `extra_bytes` is added to
+    the terms that it names: `activation_bytes`, `non_torch_bytes`, `graph_bytes`.
     """
 
     memory_bytes: FloatArray
@@ -45,6 +46,8 @@ class LedgerInput:
     max_model_len: IntArray | None = None
     enforce_eager: BoolArray | None = None
     kv_dtype: str = ""
+    dcp: IntArray | None = None
+    extra_bytes: Mapping[str, FloatArray] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,20 +160,25 @@ def stage_ledgers(
     forward = reserves.forward_bytes(
         model, constants, max_num_batched_tokens=tokens, tp=given.tp, ep=ep
     )
-    non_torch = reserves.non_torch_bytes(constants, given.tp * given.pp)
+    extra = given.extra_bytes or {}
+    non_torch = _corrected(
+        reserves.non_torch_bytes(constants, given.tp * given.pp), extra, "non_torch_bytes"
+    )
     shapes, place = _distinct(
         given.tp, given.pp, ep, given.weight_bytes_per_param, given.load_bytes_per_param, expert,
-        given.kv_bytes_per_element, given.block_size,
+        given.kv_bytes_per_element, given.block_size, _or(given.dcp, n, 1),
     )  # fmt: skip
     tables = _StageTables(model, engine, shapes, given.kv_dtype)
     for stage in range(tables.depth):
         weights, load = tables.weights[stage][place], tables.load[stage][place]
         layers = tables.layers[stage][place]
         activations = np.where(tables.is_last[stage][place], np.maximum(sampler, forward), forward)
+        activations = _corrected(activations, extra, "activation_bytes")
         graphs = reserves.graph_bytes(
             constants, layers=layers, max_num_seqs=given.max_num_seqs,
             max_num_batched_tokens=tokens, enforce_eager=eager,
         )  # fmt: skip
+        graphs = np.where(eager, graphs, _corrected(graphs, extra, "graph_bytes"))
         reserved = activations + non_torch + graphs * constants["graphs_inside_budget"]
         left = budget - weights - reserved
         block = tables.block_bytes[stage][place]
@@ -193,6 +201,14 @@ def stage_ledgers(
             slack_bytes=left - (needed + 1) * block,
             concurrency=raw / np.maximum(1, needed),
         )
+
+
+def _corrected(predicted: FloatArray, extra: Mapping[str, FloatArray], name: str) -> FloatArray:
+    """Return a term with what was measured beyond it, (n,); never below nothing."""
+    if name not in extra:
+        return predicted
+    changed = np.maximum(predicted + extra[name], 0.0)
+    return np.asarray(np.where(extra[name] == 0, predicted, changed), np.float64)
 
 
 def _empty() -> Ledger:
@@ -238,11 +254,11 @@ class _StageTables:
     ) -> None:  # fmt: skip
         rules = tuple(sorted(engine.cache.items()))
         rows = []
-        for tp, pp, ep, size, loading, expert, kv, block_size in shapes:
+        for tp, pp, ep, size, loading, expert, kv, block_size, dcp in shapes:
             shape = {"tp": int(tp), "pp": int(pp), "ep": int(ep)}
             layouts = cache_layouts(
                 model, tp=int(tp), pp=int(pp), kv_bytes=kv, block_size=int(block_size),
-                kv_dtype=kv_dtype, rules=rules,
+                kv_dtype=kv_dtype, rules=rules, dcp=int(dcp),
             )  # fmt: skip
             weights = stage_weight_bytes(model, linear=size, expert=expert, **shape)
             load = stage_weight_bytes(

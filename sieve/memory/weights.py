@@ -21,7 +21,7 @@ from sieve.catalog.matrices import (
     layer_matrices,
     layer_plans,
 )
-from sieve.memory.formats import PLAIN_BYTES, WEIGHT_BYTES
+from sieve.memory.formats import PLAIN_BYTES, WEIGHT_BYTES, weight_format
 from sieve.units import MIB
 
 UNQUANTISED_BYTES: Final = PLAIN_BYTES
@@ -84,12 +84,13 @@ def stage_weight_bytes(
     if not model.is_detailed:
         return (float(model.params * linear / (tp * pp)),) * pp
     sizes = _part_bytes(model, linear, expert)
+    scale = stored_scale(model, linear, expert)
     plans = layer_plans(model)
     by_plan = {plan: _layer_bytes(model, plan, sizes, tp, ep) for plan in dict.fromkeys(plans)}
     tables = sum(table.rows * table.width * PLAIN_BYTES for table in model.rotary)
     out = []
     for place, layers in enumerate(stage_layers(model.num_hidden_layers, pp)):
-        total = sum(by_plan[p] * n for p, n in Counter(plans[i] for i in layers).items()) + tables
+        total = sum(by_plan[p] * n for p, n in Counter(plans[i] for i in layers).items())
         for layer in model.plain_layers:
             if layer in layers:
                 whole = _layer_bytes(model, plans[layer], _IN_16_BITS, tp, ep)
@@ -100,8 +101,33 @@ def stage_weight_bytes(
             for matrix in last_matrices(model):
                 if matrix.part != "head" or pp > 1 or not model.tie_word_embeddings:
                     total += _matrix_bytes(matrix, sizes, tp, ep)
-        out.append(float(total))
+        out.append(float(total * scale + tables))
     return tuple(out)
+
+
+def stored_scale(model: ModelArchitecture, linear: float, expert: float) -> float:
+    """Return the bytes of the checkpoint's files over those of its shapes, 1 where not known.
+
+    It holds for the checkpoint's own format only: another one is not what the files hold.
+    """
+    own = weight_format(model, "auto")
+    if not model.stored_bytes or (linear, expert) != (own.linear_bytes, own.expert_bytes):
+        return 1.0
+    counted = checkpoint_bytes(model, linear, expert)
+    return model.stored_bytes / counted if counted else 1.0
+
+
+def checkpoint_bytes(model: ModelArchitecture, linear: float, expert: float) -> float:
+    """Return the bytes of all matrices as a checkpoint stores them, by their shapes."""
+    sizes = _part_bytes(model, linear, expert)
+    total = 0.0
+    for layer, plan in enumerate(layer_plans(model)):
+        parts = _IN_16_BITS if layer in model.plain_layers else sizes
+        total += sum(m.params * parts.get(m.part, PLAIN_BYTES) for m in layer_matrices(model, plan))
+    for matrix in first_matrices(model) + last_matrices(model):
+        if matrix.part != "head" or not model.tie_word_embeddings:
+            total += matrix.params * sizes.get(matrix.part, PLAIN_BYTES)
+    return total
 
 
 def _part_bytes(model: ModelArchitecture, linear: float, expert: float) -> Mapping[str, float]:

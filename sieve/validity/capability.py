@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 LEAST_CAPABILITY: Final[dict[str, dict[str, float]]] = {
@@ -21,7 +22,20 @@ NATIVE_CAPABILITY: Final[dict[str, float]] = {
 """From here the arithmetic is done in the format; below, weights are unpacked to 16 bits."""
 
 
-def least_capability(weight_dtype: str, kv_cache_dtype: str) -> float:
-    """Return the least capability that both formats need, 0 if any will do."""
-    weights = LEAST_CAPABILITY["weights"].get(weight_dtype, 0.0)
+def weight_capability(name: str, special: Mapping[str, float] | None = None) -> float:
+    """Return the least capability that a weight format needs, 0 if any will do."""
+    return (special or {}).get(name, LEAST_CAPABILITY["weights"].get(name, 0.0))
+
+
+def least_capability(
+    weight_dtype: str, kv_cache_dtype: str, special: Mapping[str, float] | None = None
+) -> float:
+    """Return the least capability that both formats need, 0 if any will do.
+
+    Args:
+        weight_dtype: format of the weights.
+        kv_cache_dtype: format of the cache.
+        special: weight formats in which an engine version differs.
+    """
+    weights = weight_capability(weight_dtype, special)
     return max(weights, LEAST_CAPABILITY["cache"].get(kv_cache_dtype, 0.0))

@@ -437,3 +437,18 @@ def test_rich_markup_in_names_is_not_read(
     assert code in {0, 2}
     assert "Traceback" not in err
     assert code == 2 or "[red]G[/x]" in out
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["run", "spec.yaml", "--stop-after", "many", "--json"],
+        ["explain", "--json"],
+        ["gpus", "--nope", "--json"],
+    ],
+)
+def test_usage_errors_are_one_document_too(cli: Cli, args: list[str]) -> None:
+    code, out, err = cli(*args)
+    assert code == 2
+    assert json.loads(out)["error"] == "usage"
+    assert "Usage:" in err

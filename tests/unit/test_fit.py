@@ -315,7 +315,7 @@ def test_fit_command() -> None:
     out = json.loads(bad.stdout)
     assert (out["fits"], out["reason"]) == (False, "weights_overflow")
     assert out["margin_mib"] < 0
-    assert set(out["concurrency"]) == {"by_engine", "by_division", "by_scheduler"}
+    assert set(out["concurrency"]) == {"by_engine", "by_division", "by_scheduler", "on_traffic"}
     shown = run("fit", "qwen3-32b", "--gpu", "l40s")
     assert "MiB are missing" in shown.stdout
     assert "would fit with" in shown.stdout

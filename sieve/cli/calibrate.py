@@ -1,0 +1,158 @@
+"""`sieve calibrate`: measured start-ups against the ledger, and corrections from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sieve.cli.output import JsonFlag, print_json
+
+if TYPE_CHECKING:
+    from sieve.calibration.start_up_log import StartUpLog
+    from sieve.fit.start_up import StartUpComparison
+
+Results = Annotated[
+    list[Path], typer.Argument(help="Start-up logs of vLLM, as text.", metavar="LOG...")
+]
+Model = Annotated[
+    str | None,
+    typer.Option("--model", help="Catalogue name or path, where the log's is a local path."),
+]
+GpuName = Annotated[
+    str | None, typer.Option("--gpu", help="GPU of the catalogue; logs do not name it.")
+]
+Engine = Annotated[
+    str | None, typer.Option("--engine", help="vllm==VERSION, where the log has no banner.")
+]
+Tp = Annotated[int | None, typer.Option("--tp", help="Tensor parallel size; default: the log's.")]
+Pp = Annotated[int | None, typer.Option("--pp", help="Pipeline parallel size; the log's.")]
+Ep = Annotated[int | None, typer.Option("--ep", help="Expert parallel size; the log's.")]
+WeightDtype = Annotated[
+    str | None, typer.Option("--weight-dtype", help="Default: the checkpoint's, or the log's fp8.")
+]
+KvDtype = Annotated[str | None, typer.Option("--kv-cache-dtype", help="Default: the log's.")]
+ModelLen = Annotated[int | None, typer.Option("--max-model-len", help="Default: the log's.")]
+Seqs = Annotated[int | None, typer.Option("--max-num-seqs", help="Default: the log's.")]
+Tokens = Annotated[int | None, typer.Option("--max-num-batched-tokens", help="The log's.")]
+Share = Annotated[float | None, typer.Option("--gpu-memory-utilization", help="The log's.")]
+Into = Annotated[
+    Path | None,
+    typer.Option("--into", help="Calibration file to merge the corrections into (JSON)."),
+]
+Later = Annotated[str | None, typer.Option(hidden=True)]
+
+
+def calibrate(
+    results: Results,
+    model: Model = None,
+    gpu: GpuName = None,
+    engine: Engine = None,
+    tp: Tp = None,
+    pp: Pp = None,
+    ep: Ep = None,
+    weight_dtype: WeightDtype = None,
+    kv_cache_dtype: KvDtype = None,
+    max_model_len: ModelLen = None,
+    max_num_seqs: Seqs = None,
+    max_num_batched_tokens: Tokens = None,
+    gpu_memory_utilization: Share = None,
+    into: Into = None,
+    run: Later = None,
+    candidate: Later = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Hold the memory ledger against start-up logs and keep what it missed.
+
+    What the log states is taken from there: version, arguments, memory. `sieve fit --calibration`
+    applies the corrections.
+
+    Example: `sieve calibrate vllm.log --gpu h100-sxm --into calibration.json`
+    """
+    from sieve.calibration.corrections import add_correction
+    from sieve.calibration.start_up_log import read_start_up_log
+    from sieve.errors import NotYetError
+    from sieve.fit.start_up import compare, stated_configuration
+    from sieve.memory.corrections import LogCorrection
+
+    if run is not None or candidate is not None:
+        raise NotYetError("`sieve calibrate --run` and `--candidate` are not yet in this version")
+    pairs: list[tuple[StartUpLog, StartUpComparison]] = []
+    for path in results:
+        log = read_start_up_log(path)
+        facts = _facts(log)
+        configuration = stated_configuration(
+            facts, model=model, gpu=gpu, engine=engine, tp=tp, pp=pp, ep=ep,
+            weight_dtype=weight_dtype, kv_cache_dtype=kv_cache_dtype,
+            max_model_len=max_model_len, max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            gpu_memory_utilization=gpu_memory_utilization,
+        )  # fmt: skip
+        pairs.append((log, compare(facts, configuration)))
+    num_logs: list[int] = []
+    for log, found in pairs:
+        if into is None or not found.corrections:
+            num_logs.append(0)
+            continue
+        entry = LogCorrection(log.sha256, log.date, found.corrections, found.knobs)
+        known = add_correction(into, found.predicted.configuration.correction_key, entry)
+        num_logs.append(len(known.logs))
+    if as_json:
+        documents = [_document(log, found) for log, found in pairs]
+        print_json({"logs": documents, "into": None if into is None else str(into)})
+        return
+    from sieve.report.fit import print_start_up
+
+    for (log, found), count in zip(pairs, num_logs, strict=True):
+        print_start_up(_document(log, found), into=str(into) if count else "", num_logs=count)
+
+
+def _facts(log: StartUpLog) -> Any:
+    from sieve.fit.start_up import StartUpFacts
+
+    return StartUpFacts(
+        where=str(log.path),
+        version=log.version,
+        covers=log.covers,
+        arguments=log.arguments,
+        states_arguments=log.states_arguments,
+        figures={name: reading.value for name, reading in log.figures.items()},
+        stage=log.stage,
+        failure=log.failure,
+    )
+
+
+def _document(log: StartUpLog, found: StartUpComparison) -> dict[str, Any]:
+    from sieve.fit import document
+
+    predicted = document(found.predicted)
+    lines = {name: reading.line for name, reading in log.figures.items()}
+    return {
+        "file": str(log.path),
+        "sha256": log.sha256,
+        "date": log.date,
+        "engine": found.predicted.configuration.engine.requested,
+        "version": log.version,
+        "profile": f"vllm {found.predicted.configuration.engine.version}",
+        "lines_of": list(log.covers),
+        "lines": list(log.lines),
+        "model": predicted["model"],
+        "gpu": predicted["gpu"],
+        "configuration": predicted["configuration"],
+        "defaulted": predicted["defaulted"],
+        "outcome": found.outcome,
+        "predicted_outcome": "boots" if found.predicted.fits else "fails",
+        "terms": [
+            {
+                "term": term.name,
+                "measured": term.measured,
+                "predicted": term.predicted,
+                "difference": None if term.measured is None else term.measured - term.predicted,
+                "line": lines.get(term.name),
+            }
+            for term in found.terms
+        ],
+        "corrections": dict(found.corrections),
+        "notes": [*log.notes, *found.notes],
+    }
