@@ -34,7 +34,10 @@ def run(candidates: pl.DataFrame, context: RunContext) -> StageResult:
     capability = {name: gpu.compute_capability for name, gpu in context.gpus.items()}
     by_gpu = candidates["gpu"].replace_strict(capability, return_dtype=pl.Float64)
     needed = np.maximum(
-        _least(candidates["weight_dtype"], LEAST_CAPABILITY["weights"]),
+        _least(
+            candidates["weight_dtype"],
+            {**LEAST_CAPABILITY["weights"], **context.engine.capability},
+        ),
         _least(candidates["kv_cache_dtype"], LEAST_CAPABILITY["cache"]),
     )
     verdicts = check(
@@ -53,6 +56,7 @@ def run(candidates: pl.DataFrame, context: RunContext) -> StageResult:
             gpus_per_node=fleet.gpus_per_node or 8,
             max_gpus=fleet.max_gpus or 8,
             # A precision other than the published one drops the checkpoint's own blocks.
+            expert_block_floor=context.engine.expert_block_floor,
             has_blocks=(candidates["weight_dtype"] == context.model.checkpoint_dtype).to_numpy(),
             longest_request=context.workload.longest,
         ),

@@ -256,6 +256,8 @@ class EngineProfile:
         covers: first and last release that the profile was written for, "" for `reference`.
         cache: how the KV cache is laid out; keys are explained in the newest profile's file.
         capability: weight format -> least compute capability, where this version differs.
+        expert_block_floor: smallest block to which the FP8 blocks of experts are refined when a
+            rank's share is not made of whole ones; 0: they are not refined.
     """
 
     name: str
@@ -270,3 +272,4 @@ class EngineProfile:
     covers: tuple[str, str] = ("", "")
     cache: Mapping[str, Any] = field(default_factory=dict)
     capability: Mapping[str, float] = field(default_factory=dict)
+    expert_block_floor: int = 0

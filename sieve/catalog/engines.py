@@ -116,6 +116,7 @@ def _profile(file_name: str) -> EngineProfile:
         covers=tuple(document.get("covers", ("", ""))),
         cache=document.get("cache", {}),
         capability=document.get("capability", {}),
+        expert_block_floor=document.get("expert_block_floor", 0),
     )
 
 

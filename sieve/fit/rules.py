@@ -136,6 +136,7 @@ def _candidates(configurations: Sequence[Configuration]) -> Candidates:
         gpus_per_node=first.gpus_per_node or 2**31,
         max_gpus=2**31,
         longest_request=0,
+        expert_block_floor=first.engine.expert_block_floor,
         has_blocks=np.array([c.weights.name == c.model.checkpoint_dtype for c in configurations]),
         chunked_prefill=first.chunked_prefill,
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from math import gcd
 
 from sieve.catalog.architecture import ModelArchitecture
 from sieve.catalog.matrices import PARTS, Matrix, layer_matrices, layer_plans
@@ -36,8 +37,18 @@ class BlockFault:
 
 
 @lru_cache(maxsize=1024)
-def block_faults(model: ModelArchitecture, *, tp: int, ep: int = 1) -> tuple[BlockFault, ...]:
-    """Return the matrices that cannot be split this way, empty if all can or none has blocks."""
+def block_faults(
+    model: ModelArchitecture, *, tp: int, ep: int = 1, expert_floor: int = 0
+) -> tuple[BlockFault, ...]:
+    """Return the matrices that cannot be split this way, empty if all can or none has blocks.
+
+    Args:
+        model: architecture.
+        tp: tensor parallel size.
+        ep: expert parallel size.
+        expert_floor: smallest block to which the engine refines the blocks of experts (to what
+            divides block and share alike), 0 if it does not.
+    """
     if not (model.quant_block or model.quant_group):
         return ()
     found: dict[str, BlockFault] = {}
@@ -46,6 +57,9 @@ def block_faults(model: ModelArchitecture, *, tp: int, ep: int = 1) -> tuple[Blo
             if matrix.part not in PARTS or matrix.part in model.unquantised:
                 continue
             for fault in _faults(model, matrix, tp, ep):
+                finest = gcd(fault.block, fault.shard)
+                if matrix.experts and model.quant_block and 0 < expert_floor <= finest:
+                    continue
                 found.setdefault(matrix.name, fault)
     return tuple(found.values())
 

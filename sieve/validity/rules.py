@@ -33,6 +33,7 @@ class Candidates:
         gpus_per_node, max_gpus: limits of the fleet.
         longest_request: longest prompt + answer of the traffic, tokens.
         has_blocks: (n,) weights are served in the checkpoint's own block-quantised form; None: yes.
+        expert_block_floor: of the engine profile.
         chunked_prefill: long prompts are cut to the token budget.
     """
 
@@ -51,6 +52,7 @@ class Candidates:
     max_gpus: int
     longest_request: int
     has_blocks: BoolArray | None = None
+    expert_block_floor: int = 0
     chunked_prefill: bool = True
 
 
@@ -138,7 +140,12 @@ def _quant_blocks(c: Candidates) -> Finding:
     applies = np.ones(n, np.bool_) if c.has_blocks is None else c.has_blocks
     pairs = c.tp.astype(np.int64) * 2**31 + c.ep
     for pair in np.unique(pairs).tolist():
-        faults = block_faults(c.model, tp=pair // 2**31, ep=max(1, pair % 2**31))
+        faults = block_faults(
+            c.model,
+            tp=pair // 2**31,
+            ep=max(1, pair % 2**31),
+            expert_floor=c.expert_block_floor,
+        )
         if not faults:
             continue
         rows = applies & (pairs == pair)

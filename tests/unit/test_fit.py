@@ -62,14 +62,24 @@ def test_heads_pass_but_the_vocabulary_does_not() -> None:  # llm-d-planner#205
     ],
 )
 def test_shards_that_are_not_whole_blocks(model: str, tp: int, shard: int, tensor: str) -> None:
-    rule = broken(model, tp=tp)["quant_blocks"]
+    rule = broken(model, tp=tp, engine="vllm==0.19")["quant_blocks"]
     assert (rule.observed, rule.limit) == (shard, 128)
     assert tensor in rule.unit
 
 
+def test_newer_engines_refine_the_blocks_of_experts() -> None:
+    """gcd(128, 192) = 64 and gcd(128, 320) = 64 are served, gcd(128, 96) = 32 is not counted on."""
+    assert not broken("Qwen/Qwen3-235B-A22B-FP8", tp=8)
+    assert not broken("Qwen/Qwen3-Coder-480B-A35B-Instruct-FP8", tp=8)
+    assert broken("Qwen/Qwen3-30B-A3B-FP8", tp=8)["quant_blocks"].observed == 96
+    # Matrices outside the experts keep their blocks: 18,432 / 32 = 576.
+    assert broken("deepseek-ai/DeepSeek-R1", tp=32)["quant_blocks"].observed == 576
+
+
 def test_experts_are_not_sliced_under_expert_parallel() -> None:
     model = "Qwen/Qwen3-235B-A22B-Instruct-2507-FP8"
-    assert "or tp 8 with ep 8" in broken(model, tp=8)["quant_blocks"].legal
+    old = broken(model, tp=8, engine="vllm==0.19")["quant_blocks"]
+    assert "or tp 8 with ep 8" in old.legal
     found = check(configure(model, H100, tp=8, ep=8))
     assert found.ok
     assert any("each is copied 2 times" in note for note in found.notes)
@@ -324,11 +334,12 @@ def test_fit_command() -> None:
 def test_check_command() -> None:
     good = run("check", "qwen3-8b", "--gpu", "h100-sxm")
     assert (good.exit_code, good.stdout.splitlines()[-1]) == (0, "valid")
-    bad = run("check", "qwen3-235b-a22b-fp8", "--gpu", "h100-sxm", "--tp", "8")
+    old = ("--engine", "vllm==0.19")
+    bad = run("check", "qwen3-235b-a22b-fp8", "--gpu", "h100-sxm", "--tp", "8", *old)
     assert bad.exit_code == 3
     assert "192 against 128" in bad.stdout
     assert "w13_weight" in bad.stdout
-    as_json = run("check", "qwen3-235b-a22b-fp8", "--gpu", "h100-sxm", "--tp", "8", "--json")
+    as_json = run("check", "qwen3-235b-a22b-fp8", "--gpu", "h100-sxm", "--tp", "8", *old, "--json")
     rules = {rule["rule"]: rule for rule in json.loads(as_json.stdout)["rules"]}
     assert rules["quant_blocks"]["observed"] == 192
     assert rules["tp_divides_heads"]["ok"]
