@@ -31,8 +31,11 @@ class StageBook:
 
 
 def longest_len(configuration: Configuration) -> int:
-    """Return the longest `max_model_len` that fits the cache, 0 if none; at most the model's."""
-    most = max(configuration.max_model_len, configuration.model.max_position_embeddings or 0)
+    """Return the longest `max_model_len` that fits the cache, 0 if none; at most the model's.
+
+    Where the model states no limit, at most the length asked for.
+    """
+    most = configuration.model.max_position_embeddings or configuration.max_model_len
     low, high = 0, most
     while low < high:  # 32 lengths at a time, the ledger takes columns
         tried = sorted({*np.linspace(low + 1, high, 32).round().astype(int).tolist()})

@@ -105,6 +105,7 @@ def configure(
     """
     for name, size in (("tp", tp), ("pp", pp), ("ep", ep), ("dcp", dcp)):
         _whole(name, size, 1, 4096)
+    _whole("gpus_per_node", gpus_per_node, 0, 4096)
     facts = model
     if isinstance(facts, str):
         name = facts
