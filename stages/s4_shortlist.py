@@ -3,9 +3,11 @@
 The score is the ranking objective at its optimistic end, so that a good candidate is not lost to
 the model's error. A candidate whose optimistic end already misses an objective is rejected with
 `bound_misses_slo`. Of the rest `size` are taken, at most `per_family` of one (GPU, TP, PP,
-replicas): by turns the best score (a stretch, perhaps too small for its load), the best score among
-those that hold at the middle (likely), and at the pessimistic end (safe). Candidates that differ
-only in a `max_num_seqs` far above their load run alike; the smallest stands for them.
+replicas), by turns from five lists: the best score of all (a stretch, perhaps too small for its
+load), and the best scores of those that hold at the middle, at one and two thirds of the way to the
+pessimistic end, and there (safe). A closed form errs, so the sizes between are tried too.
+Candidates that differ only in a `max_num_seqs` far above their load run alike; the smallest stands
+for them.
 
 Under `reference` the score is output tokens per second per GPU at the stage-3 batch, there is one
 list, and no bound rejects anything.
@@ -35,6 +37,8 @@ STAGE: Final = Stage(
     reasons={"bound_misses_slo": "misses_slo", "not_selected": "not_selected"},
     adds=("score", "bound_output_tokens_per_s", "bound_ttft_s", "bound_tpot_s"),
 )
+SAFETY: Final = (0.0, -1 / 3, -2 / 3, -1.0)
+"""How far towards the pessimistic end a list of the shortlist asks its candidates to hold."""
 _GROUP: Final = ("gpu", "tp", "pp", "replicas")
 
 
@@ -50,7 +54,7 @@ def run(candidates: pl.DataFrame, context: RunContext) -> StageResult:
     parts = _cut_on_bounds(scored, best, context)
     hopeful = parts.admitted
     subsets = []
-    for sign in (0, -1):
+    for sign in SAFETY:
         ends = _estimates(hopeful, context, sign=sign)
         subsets.append(_shortfalls(ends, context).max(axis=0, initial=0.0) <= 1.0)
     return _select(hopeful, subsets, _twins(hopeful, context), [parts.rejected], context)
@@ -159,8 +163,8 @@ def _plain_scores(candidates: pl.DataFrame, context: RunContext) -> pl.DataFrame
     )
 
 
-def _estimates(candidates: pl.DataFrame, context: RunContext, *, sign: int) -> Estimates:
-    """Return the closed-form metrics at the optimistic (1), middle (0) or pessimistic (-1) end."""
+def _estimates(candidates: pl.DataFrame, context: RunContext, *, sign: float) -> Estimates:
+    """Return the closed-form metrics between the pessimistic (-1) and the optimistic (1) end."""
     confidence = context.spec.run.rank.confidence
     # The class is known after the replay only: weak for what a bound must not lose, plain else.
     evidence = "extrapolated" if sign > 0 else "interpolated"
