@@ -7,18 +7,18 @@ from typing import Any, Final
 
 from sieve.bounds_of.layers import layer_costs
 from sieve.catalog.architecture import Gpu, ModelArchitecture
+from sieve.catalog.precisions import KV_BYTES as _ALL_KV_BYTES
+from sieve.catalog.precisions import NOMINAL_WEIGHT_BYTES
 from sieve.errors import InvalidInput
 
-WEIGHT_BYTES: Final = {
-    "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5, "mxfp4": 0.53125,
-    "nvfp4": 0.5625,
-}  # fmt: skip
-"""Bytes of one resident weight, block scales included."""
+WEIGHT_BYTES: Final = NOMINAL_WEIGHT_BYTES
 KV_BYTES: Final = {
-    "auto": 2.0, "bfloat16": 2.0, "bf16": 2.0, "float16": 2.0, "fp16": 2.0, "fp8": 1.0,
-    "fp8_e4m3": 1.0, "fp8_e5m2": 1.0,
-}  # fmt: skip
-"""Bytes of one cached element."""
+    **{name: _ALL_KV_BYTES[name] for name in ("auto", "bfloat16", "float16", "fp8")},
+    **{name: _ALL_KV_BYTES[name] for name in ("fp8_e4m3", "fp8_e5m2")},
+    "bf16": _ALL_KV_BYTES["bfloat16"],
+    "fp16": _ALL_KV_BYTES["float16"],
+}
+"""Bytes of one cached element, short spellings too."""
 _MODES: Final = {"fp8": "fp8", "int8": "int8", "nvfp4": "fp4", "mxfp4": "fp4"}
 _NORMS_PER_LAYER: Final = 6  # vectors of the width at most, biases included
 

@@ -11,6 +11,8 @@ from typing import Any, Final
 
 from sieve.catalog.accelerators import gpu_slug, inline_gpu, list_gpus, load_gpu
 from sieve.catalog.architecture import Gpu, ModelArchitecture
+from sieve.catalog.precisions import KV_BYTES as _ALL_KV_BYTES
+from sieve.catalog.precisions import NOMINAL_WEIGHT_BYTES, PEAK_WEIGHT_BYTES
 from sieve.errors import CatalogError, Fault, NotYetError
 from sieve.frames import AXES, OPTIONS
 from sieve.spec import ResolvedSpec
@@ -19,22 +21,15 @@ from sieve.spec.models import AxisSpec, FleetSpec
 MAX_AXIS_VALUES: Final = 10_000
 
 PRECISIONS: Final[dict[str, tuple[float, float]]] = {
-    # name: (resident bytes per weight, peak bytes per weight while loading)
-    "bf16": (2.0, 2.0),
-    "fp16": (2.0, 2.0),
-    "fp8": (1.0, 1.0),
-    "int8": (1.0, 2.0),  # quantised on load from two bytes per weight
-    "int4": (0.5, 0.5),
-    "mxfp4": (0.53125, 0.53125),  # 4 bits and one 8-bit scale per 32 weights
-    "nvfp4": (0.5625, 0.5625),  # 4 bits and one 8-bit scale per 16 weights
+    name: (size, PEAK_WEIGHT_BYTES.get(name, size)) for name, size in NOMINAL_WEIGHT_BYTES.items()
 }
-KV_BYTES: Final = {
-    "auto": 2.0, "bfloat16": 2.0, "float16": 2.0, "fp8": 1.0, "fp8_e4m3": 1.0, "fp8_e5m2": 1.0,
-}  # fmt: skip
+"""Name -> (resident bytes per weight, peak bytes per weight while loading)."""
 _PRECISION_NAME: Final = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_-]{0,39}$")
 _KV_LATER: Final = (
     "fp8_ds_mla", "nvfp4", "int8_per_token_head", "fp8_per_token_head", "int4_per_token_head",
 )  # fmt: skip
+KV_BYTES: Final = {k: size for k, size in _ALL_KV_BYTES.items() if k not in _KV_LATER}
+"""Bytes of one cached number in the formats that a run models."""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from sieve.arrays import IntArray
 from sieve.catalog.accelerators import gpu_slug
 from sieve.catalog.architecture import EngineProfile, Gpu, ModelArchitecture
 from sieve.catalog.engines import default_for_gpu
+from sieve.catalog.precisions import STORED_WEIGHT_BYTES
 from sieve.errors import Fault, NotYetError, SieveError, SpecError
 from sieve.frames import OPTIONS
 from sieve.grid.axes import KV_BYTES, Axis, resolve_axes, resolve_gpus
@@ -56,7 +57,18 @@ def expand(spec: ResolvedSpec, model: ModelArchitecture, engine: EngineProfile) 
     codes = _enumerate(columns, axes, model, spec.source)
     frame = _frame_of(columns, codes, axes, gpus, model, engine)
     options = tuple(k for k in columns if k in OPTIONS)
+    if engine.name != "reference":
+        frame = _as_stored(frame)
     return Grid(frame.with_columns(_candidate_id(frame, options)), gpus, options)
+
+
+def _as_stored(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return the frame with the scales of INT4 groups, which a real engine stores too."""
+    is_int4 = pl.col("weight_dtype") == "int4"
+    return frame.with_columns(
+        pl.when(is_int4).then(STORED_WEIGHT_BYTES["int4"]).otherwise(pl.col(name)).alias(name)
+        for name in ("weight_bytes_per_param", "load_bytes_per_param")
+    )
 
 
 def _enumerate(

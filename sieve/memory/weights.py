@@ -21,7 +21,8 @@ from sieve.catalog.matrices import (
     layer_matrices,
     layer_plans,
 )
-from sieve.memory.formats import PLAIN_BYTES, WEIGHT_BYTES, weight_format
+from sieve.catalog.precisions import STORED_WEIGHT_BYTES
+from sieve.memory.formats import PLAIN_BYTES, weight_format
 from sieve.units import MIB
 
 UNQUANTISED_BYTES: Final = PLAIN_BYTES
@@ -152,7 +153,7 @@ def _layer_bytes(
 def _matrix_bytes(matrix: Matrix, sizes: Mapping[str, float], tp: int, ep: int) -> float:
     copies, rows, cols = matrix.shape(tp, ep)
     size = sizes.get(matrix.part, PLAIN_BYTES)
-    if matrix.part == "experts" and size == WEIGHT_BYTES["mxfp4"]:
+    if matrix.part == "experts" and size == STORED_WEIGHT_BYTES["mxfp4"]:
         # The kernels take widths in steps: the experts' own in 128, the model's in 256.
         # Source: vLLM `quantization/mxfp4.py`, Marlin layout.
         inner_is_cols = matrix.cols.units > 0

@@ -203,7 +203,8 @@ def test_a_precision_written_out(with_axes: Callable[..., Grid]) -> None:
 @pytest.mark.parametrize(
     ("name", "resident", "loading"),
     [
-        ("bf16", 2, 2), ("fp16", 2, 2), ("fp8", 1, 1), ("int8", 1, 2), ("int4", 0.5, 0.5),
+        ("bf16", 2, 2), ("fp16", 2, 2), ("fp8", 1, 1), ("int8", 1, 2),
+        ("int4", 0.5 + (2 + 0.5) / 128, 0.5 + (2 + 0.5) / 128),  # a scale and a zero for every 128
         ("mxfp4", 0.5 + 1 / 32, 0.5 + 1 / 32), ("nvfp4", 0.5 + 1 / 16, 0.5 + 1 / 16),
     ],
 )  # fmt: skip

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from sieve.catalog.models import load_model
+from sieve.catalog.precisions import STORED_WEIGHT_BYTES
 from sieve.errors import InvalidInput
-from sieve.memory.formats import WEIGHT_BYTES, kv_bytes, weight_format
+from sieve.memory.formats import kv_bytes, weight_format
 from sieve.memory.weights import stage_layers, stage_weight_bytes
 
 GIB = 2**30
@@ -41,7 +42,7 @@ def test_formats_leave_the_ends_alone() -> None:
     model = load_model("meta-llama/Llama-3.1-8B-Instruct")
     ends = 2 * 128256 * 4096 * 2 + 131072 * 128 * 2 + (64 + 1) * 4096 * 2
     linear = 32 * (4096 * 6144 + 4096 * 4096 + 3 * 4096 * 14336)
-    for name, size in WEIGHT_BYTES.items():
+    for name, size in STORED_WEIGHT_BYTES.items():
         (found,) = stage_weight_bytes(model, tp=1, pp=1, linear=size, expert=size)
         # Rests of the allocator: at most 1 MiB for each of 128 matrices.
         assert 0 <= found - (ends + linear * size) <= 128 * 2**20, name
