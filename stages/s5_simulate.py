@@ -134,7 +134,6 @@ def _jobs(candidates: pl.DataFrame, context: RunContext) -> list[_Job]:
             reserve_full_isl=bool(context.engine.replay["reserve_full_isl"]),
             # The plain rules keep one batch in flight, so its stages run in sequence.
             pipeline_stages=row["pp"] if in_flight == "pp" else 1,
-            batches_in_flight=row["pp"] if in_flight == "pp" else 1,
         )
         family = tuple(row[name] for name in FAMILY)
         jobs += [

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sieve.arrays import FloatArray, IntArray, Requests, SimResult
-from sieve.sim._kernels.replay import GAP_FIRST_S, GAP_RATIO
+from sieve.sim._kernels.clock import GAP_FIRST_S, GAP_RATIO
 from sieve.spec.slo import LatencyLimits, latency_column
 
 BASE_STATISTICS = (

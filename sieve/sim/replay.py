@@ -2,44 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from sieve.arrays import FloatArray, IntArray, Requests, SimResult, StepTable
 from sieve.errors import InvalidInput
-from sieve.sim._kernels import replay as kernel
+from sieve.sim._kernels import layout
+from sieve.sim._kernels.clock import GAP_BINS, Clock
+from sieve.sim.engine import EngineResult, run_engine
+from sieve.sim.traffic_input import ReplaySettings, clock_of, private_input, settings_array
 from sieve.units import NS_PER_S
 
+__all__ = ["REQUEST_EXCEEDS_CACHE", "ReplaySettings", "simulate"]
+
 REQUEST_EXCEEDS_CACHE = "request_exceeds_cache"
-
-
-@dataclass(frozen=True)
-class ReplaySettings:
-    """Limits and switches of one engine.
-
-    Attributes:
-        max_num_seqs: most requests in one iteration.
-        max_num_batched_tokens: token budget of one iteration.
-        num_gpu_blocks: KV blocks that requests can use, per replica.
-        block_size: tokens in a block.
-        full_reservation: reserve prompt + answer at admission (plain rules); otherwise blocks are
-            taken as tokens come, and the last request is preempted when they run out.
-        reserve_full_isl: admit only if all known tokens fit.
-        chunked_prefill: prompts may be cut to the remaining budget.
-        pipeline_stages: pipeline parallel size.
-        batches_in_flight: batches scheduled before the oldest result is read.
-    """
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    num_gpu_blocks: int
-    block_size: int
-    full_reservation: bool = False
-    reserve_full_isl: bool = True
-    chunked_prefill: bool = True
-    pipeline_stages: int = 1
-    batches_in_flight: int = 1
 
 
 def simulate(
@@ -56,8 +31,9 @@ def simulate(
         return _refused(requests)
     users = requests.closed_loop_users
     lanes = replicas if users is None else min(replicas, users)
+    clock = clock_of(table, settings.max_num_seqs)
     parts = [
-        _replay_one(requests, table, settings, lane, lanes, _share(users, lane, lanes))
+        _replay_one(requests, table, clock, settings, lane, lanes, _share(users, lane, lanes))
         for lane in range(lanes)
     ]
     return _merge(requests, parts, lanes)
@@ -80,114 +56,53 @@ def _check(table: StepTable, settings: ReplaySettings, replicas: int) -> None:
         raise InvalidInput("the step table is shorter than max_num_seqs")
 
 
-def _settings_array(settings: ReplaySettings, users: int) -> IntArray:
-    values = np.zeros(kernel.NUM_SETTINGS, np.int64)
-    values[kernel.MAX_NUM_SEQS] = settings.max_num_seqs
-    values[kernel.TOKEN_BUDGET] = settings.max_num_batched_tokens
-    values[kernel.NUM_BLOCKS] = settings.num_gpu_blocks
-    values[kernel.BLOCK_SIZE] = settings.block_size
-    values[kernel.FULL_RESERVATION] = settings.full_reservation
-    values[kernel.RESERVE_FULL_ISL] = settings.reserve_full_isl
-    values[kernel.CHUNKED] = settings.chunked_prefill
-    values[kernel.PIPELINE_STAGES] = settings.pipeline_stages
-    values[kernel.IN_FLIGHT] = settings.batches_in_flight
-    values[kernel.CLOSED_LOOP_USERS] = users
-    return values
-
-
-@dataclass(frozen=True, eq=False)
-class _Lane:
-    """Raw output of the kernel for one replica; times in nanoseconds."""
-
-    sent_ns: IntArray
-    scheduled_ns: IntArray
-    first_ns: IntArray
-    finish_ns: IntArray
-    preemptions: IntArray
-    counters: IntArray
-    component_s: FloatArray
-    gaps: IntArray
-    samples: IntArray
-
-
 def _replay_one(
     requests: Requests,
     table: StepTable,
+    clock: Clock,
     settings: ReplaySettings,
     lane: int,
     lanes: int,
     users: int,
-) -> _Lane:
-    f64 = np.ascontiguousarray
+) -> EngineResult:
     arrival_ns = np.rint(requests.arrival_s[lane::lanes] * NS_PER_S).astype(np.int64)
-    values = _settings_array(settings, users)
-    values[kernel.ROOFLINE] = table.roofline is not None
-    out = kernel.replay(
-        arrival_ns,
-        np.array(requests.input_tokens[lane::lanes], np.int64),
-        np.array(requests.output_tokens[lane::lanes], np.int64),
-        values,
-        f64(table.token_s),
-        f64(table.decode_token_s),
-        f64(table.head_s),
-        f64(table.decode_batch),
-        f64(table.decode_context),
-        f64(table.decode_attention_s),
-        f64(table.prefill_length),
-        f64(table.prefill_attention_s),
-        f64(table.roofline.sweep_s) if table.roofline else np.zeros(1),
-        _scalars(table),
-    )
-    return _Lane(*out)
-
-
-def _scalars(table: StepTable) -> FloatArray:
-    values = np.zeros(kernel.NUM_SCALARS, np.float64)
-    values[kernel.PREFILL_FLOOR] = table.prefill_floor_s
-    values[kernel.HOST_DECODE] = table.host_decode_s
-    values[kernel.HOST_MIXED] = table.host_mixed_s
-    values[kernel.STAGE_TRANSFER] = table.pp_transfer_s
-    if table.roofline is not None:
-        values[kernel.KV_READ] = table.roofline.kv_read_s_per_token
-        values[kernel.KV_WRITE] = table.roofline.kv_write_s_per_token
-        values[kernel.LINEAR] = table.roofline.linear_s_per_token
-        values[kernel.PAIR] = table.roofline.attention_s_per_pair
-    return values
+    prompt = requests.input_tokens[lane::lanes].astype(np.int64)
+    output = requests.output_tokens[lane::lanes].astype(np.int64)
+    longest = int((prompt + output).max(initial=0))
+    values = settings_array(settings, table, users, longest)
+    return run_engine(private_input(values, arrival_ns, prompt, output, clock))
 
 
 def _seconds(values_ns: IntArray) -> FloatArray:
     return np.where(values_ns < 0, np.nan, values_ns / NS_PER_S)
 
 
-def _merge(requests: Requests, parts: list[_Lane], lanes: int) -> SimResult:
-    n = len(requests)
-
-    def gather(name: str) -> IntArray:
-        out = np.empty(n, np.int64)
+def _merge(requests: Requests, parts: list[EngineResult], lanes: int) -> SimResult:
+    def gather(column: int) -> IntArray:
+        out = np.empty(len(requests), np.int64)
         for lane, part in enumerate(parts):
-            out[lane::lanes] = getattr(part, name)
+            out[lane::lanes] = part.results[:, column]
         return out
 
-    finish_ns = gather("finish_ns")
-    sent_ns = gather("sent_ns")
+    finish_ns, sent_ns = gather(layout.FINISH_NS), gather(layout.ARRIVAL)
     counters = np.array([part.counters for part in parts])
-    stalled = bool((counters[:, kernel.STATUS] != kernel.STATUS_DONE).any())
+    stalled = bool((counters[:, layout.STATUS] != layout.STATUS_DONE).any())
     samples = parts[0].samples.astype(np.float64)
     samples[:, 0] /= NS_PER_S
     makespan_ns = 0 if stalled else int(finish_ns.max() - sent_ns.min())
     return SimResult(
         status=REQUEST_EXCEEDS_CACHE if stalled else "",
         arrival_s=_seconds(sent_ns),
-        scheduled_s=_seconds(gather("scheduled_ns")),
-        first_token_s=_seconds(gather("first_ns")),
+        scheduled_s=_seconds(gather(layout.SCHEDULED_NS)),
+        first_token_s=_seconds(gather(layout.FIRST_TOKEN_NS)),
         finish_s=_seconds(finish_ns),
-        num_preemptions=gather("preemptions"),
-        num_steps=int(counters[:, kernel.STEPS].sum()),
-        num_request_steps=int(counters[:, kernel.REQUEST_STEPS].sum()),
+        num_preemptions=gather(layout.PREEMPTIONS),
+        num_steps=int(counters[:, layout.FILLED_STEPS].sum()),
+        num_request_steps=int(counters[:, layout.REQUEST_STEPS].sum()),
         component_s=np.sum([part.component_s for part in parts], axis=0),
-        peak_blocks=int(counters[:, kernel.PEAK_BLOCKS].max()),
-        peak_batch=int(counters[:, kernel.PEAK_BATCH].max()),
-        peak_tokens=int(counters[:, kernel.PEAK_TOKENS].max()),
+        peak_blocks=int(counters[:, layout.PEAK_BLOCKS].max()),
+        peak_batch=int(counters[:, layout.PEAK_BATCH].max()),
+        peak_tokens=int(counters[:, layout.PEAK_TOKENS].max()),
         makespan_s=makespan_ns / NS_PER_S,
         gaps=np.sum([part.gaps for part in parts], axis=0),
         samples=samples,
@@ -200,6 +115,6 @@ def _refused(requests: Requests) -> SimResult:
         status=REQUEST_EXCEEDS_CACHE, arrival_s=requests.arrival_s, scheduled_s=never,
         first_token_s=never, finish_s=never, num_preemptions=np.zeros(len(requests), np.int64),
         num_steps=0, num_request_steps=0, component_s=np.zeros(5), peak_blocks=0, peak_batch=0,
-        peak_tokens=0, makespan_s=0.0, gaps=np.zeros(kernel.GAP_BINS, np.int64),
+        peak_tokens=0, makespan_s=0.0, gaps=np.zeros(GAP_BINS, np.int64),
         samples=np.zeros((0, 4)),
     )  # fmt: skip

@@ -1,0 +1,169 @@
+"""From traffic, a step-time table and limits to the arrays of the replay."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sieve.arrays import FloatArray, IntArray, StepTable
+from sieve.sim._kernels import clock as kernel
+from sieve.sim._kernels import layout
+from sieve.sim._kernels.clock import Clock
+from sieve.sim.engine import EngineInput, gap_edges_ns, idle_clock, patience
+
+
+@dataclass(frozen=True)
+class ReplaySettings:
+    """Limits and switches of one engine.
+
+    Attributes:
+        max_num_seqs: most requests that run at once.
+        max_num_batched_tokens: token budget of one iteration.
+        num_gpu_blocks: KV blocks that requests can use, per replica.
+        block_size: tokens in a block.
+        full_reservation: reserve prompt + answer at admission (plain rules); otherwise blocks are
+            taken as tokens come, and the last request is preempted when they run out.
+        reserve_full_isl: admit only if all known tokens fit.
+        chunked_prefill: prompts may be cut to the remaining budget.
+        pipeline_stages: pipeline parallel size.
+        async_scheduling: a step is scheduled while the one before it runs.
+        prefix_caching: full blocks are kept and found again by their content.
+        watermark: share of the blocks that admissions leave free.
+        max_model_len: most tokens of prompt and answer together; None: no such limit.
+        max_wait_s: stop when a request waits longer for its first iteration; None: never.
+        macro_steps: whether runs of decode-only iterations are advanced together where that
+            changes no result.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    num_gpu_blocks: int
+    block_size: int
+    full_reservation: bool = False
+    reserve_full_isl: bool = True
+    chunked_prefill: bool = True
+    pipeline_stages: int = 1
+    async_scheduling: bool = False
+    prefix_caching: bool = False
+    watermark: float = 0.0
+    max_model_len: int | None = None
+    max_wait_s: float | None = None
+    macro_steps: bool = True
+
+    @property
+    def batches_in_flight(self) -> int:
+        """Batches that are scheduled before the oldest result is read."""
+        return self.pipeline_stages + self.async_scheduling
+
+
+def settings_array(
+    settings: ReplaySettings, table: StepTable, users: int, longest: int
+) -> IntArray:
+    """Return the settings of the compiled loop; `longest` is the most tokens of one request."""
+    values = np.zeros(layout.NUM_SETTINGS, np.int64)
+    values[layout.BLOCK_SIZE] = settings.block_size
+    values[layout.NUM_BLOCKS] = settings.num_gpu_blocks + 1  # block 0 is never handed out
+    values[layout.MAX_RUNNING] = settings.max_num_seqs
+    values[layout.TOKEN_BUDGET] = settings.max_num_batched_tokens
+    values[layout.MAX_MODEL_LEN] = settings.max_model_len or longest + 1
+    values[layout.CHUNKED] = settings.chunked_prefill
+    values[layout.CACHING] = settings.prefix_caching
+    values[layout.WATERMARK_BLOCKS] = int(settings.watermark * (settings.num_gpu_blocks + 1))
+    values[layout.RESERVE_FULL_ISL] = settings.reserve_full_isl
+    values[layout.PREFILL_INTERVAL] = 1
+    values[layout.ASYNC] = settings.async_scheduling
+    values[layout.PIPELINE] = settings.pipeline_stages
+    values[layout.IN_FLIGHT] = settings.batches_in_flight
+    values[layout.CLOCK] = layout.CLOCK_TABLE
+    values[layout.FULL_RESERVATION] = settings.full_reservation
+    values[layout.USERS] = users
+    values[layout.ROOFLINE] = table.roofline is not None
+    values[layout.MAX_WAIT_NS] = int((settings.max_wait_s or 0.0) * 1e9)
+    values[layout.MACRO] = settings.macro_steps
+    return values
+
+
+def clock_of(table: StepTable, max_num_seqs: int) -> Clock:
+    """Return the clock of a step-time table, its decode attention spread over all batch sizes."""
+    batch = np.arange(max_num_seqs + 1.0)
+    return Clock(
+        token_s=_array(table.token_s),
+        decode_token_s=_array(table.decode_token_s),
+        head_s=_array(table.head_s),
+        context=_array(table.decode_context),
+        decode_s=_array(table.decode_attention(batch[:, None], table.decode_context[None, :])),
+        prefill_length=_array(table.prefill_length),
+        prefill_s=_array(table.prefill_attention_s),
+        sweep_s=_array(table.roofline.sweep_s) if table.roofline else np.zeros(1),
+        scalars=_scalars(table),
+        gap_edges=gap_edges_ns(),
+    )
+
+
+def _array(values: FloatArray) -> FloatArray:
+    """Return a writable, contiguous copy: one signature for the compiled code."""
+    return np.array(values, np.float64, order="C")
+
+
+def _scalars(table: StepTable) -> FloatArray:
+    values = np.zeros(kernel.NUM_SCALARS, np.float64)
+    values[kernel.PREFILL_FLOOR] = table.prefill_floor_s
+    values[kernel.HOST_DECODE] = table.host_decode_s
+    values[kernel.HOST_MIXED] = table.host_mixed_s
+    values[kernel.STAGE_TRANSFER] = table.pp_transfer_s
+    if table.roofline is not None:
+        values[kernel.KV_READ] = table.roofline.kv_read_s_per_token
+        values[kernel.KV_WRITE] = table.roofline.kv_write_s_per_token
+        values[kernel.LINEAR] = table.roofline.linear_s_per_token
+        values[kernel.PAIR] = table.roofline.attention_s_per_pair
+    return values
+
+
+def private_input(
+    settings: IntArray,
+    arrival: IntArray,
+    prompt: IntArray,
+    output: IntArray,
+    clock: Clock | None = None,
+) -> EngineInput:
+    """Return the arrays of requests that share no content, under one full-attention group.
+
+    Args:
+        settings: as `engine_settings`; the table width and the patience are filled in here.
+        arrival: (n,) steps, or nanoseconds if the settings are timed.
+        prompt: (n,) tokens.
+        output: (n,) tokens.
+        clock: the step-time table, if the settings name one.
+    """
+    values = settings.copy()
+    n = len(arrival)
+    total = np.minimum(prompt + output, values[layout.MAX_MODEL_LEN])
+    block_size = int(values[layout.BLOCK_SIZE])
+    longest = int(total.max(initial=1))
+    values[layout.TABLE_WIDTH] = -(-longest // block_size)
+    values[layout.PATIENCE] = patience(total)
+    values[layout.NUM_BLOCKS] = min(values[layout.NUM_BLOCKS], _most_blocks(values, total) + 1)
+    key_start, keys, num_keys = np.zeros(n, np.int64), np.zeros(1, np.int32), 0
+    if values[layout.CACHING]:
+        blocks = total // block_size
+        num_keys = int(blocks.sum())
+        key_start = np.cumsum(blocks) - blocks
+        keys = np.arange(max(num_keys, 1), dtype=np.int32)
+    zeros = np.zeros(n, np.int64)
+    return EngineInput(
+        settings=values, accept=np.zeros(1, np.int64), window=np.zeros(1, np.int64),
+        kind=np.zeros(1, np.int64), arrival=np.array(arrival, np.int64),
+        prompt=np.array(prompt, np.int64), output=np.array(output, np.int64), level=zeros,
+        name_rank=np.arange(n), child_start=np.zeros(n + 1, np.int64),
+        child=np.zeros(0, np.int64), delay=zeros, key_start=key_start, keys=keys,
+        num_keys=num_keys, clock=idle_clock() if clock is None else clock,
+    )  # fmt: skip
+
+
+def _most_blocks(settings: IntArray, total: IntArray) -> int:
+    """Return how many blocks can ever be held or found; a larger pool changes nothing."""
+    blocks = -(-total // settings[layout.BLOCK_SIZE]) + 1
+    if not settings[layout.CACHING]:
+        blocks = np.sort(blocks)[-int(settings[layout.MAX_RUNNING]) :]
+    return int(blocks.sum()) + int(settings[layout.WATERMARK_BLOCKS]) + 1
