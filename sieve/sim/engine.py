@@ -3,17 +3,37 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sieve.arrays import FloatArray, IntArray
 from sieve.errors import TraceError
-from sieve.sim._kernels import engine, layout
+from sieve.sim._kernels import engine, events, layout
 from sieve.sim._kernels.clock import GAP_BINS, GAP_FIRST_S, GAP_RATIO, NUM_SCALARS, Clock
 from sieve.units import NS_PER_S
 
 KeyArray = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, eq=False)
+class SharedKeys:
+    """The block keys that more than one request has; in each request they come first.
+
+    Attributes:
+        start: (n,) offset of a request's keys.
+        count: (n,) how many of its leading blocks have such keys.
+        keys: their keys, 0 .. num_keys - 1.
+        num_keys: how many keys there are.
+        early_output: whether a prompt may contain what another request is still generating.
+    """
+
+    start: IntArray
+    count: IntArray
+    keys: KeyArray
+    num_keys: int
+    early_output: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +56,7 @@ class EngineInput:
     keys: KeyArray
     num_keys: int
     clock: Clock
+    shared: SharedKeys
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +100,9 @@ def gap_edges_ns() -> IntArray:
 def idle_clock() -> Clock:
     """Return the clock of an engine that is not timed by a step table."""
     one, table = np.zeros(1), np.zeros((1, 1))
-    return Clock(one, one, one, one, table, one, one, one, np.zeros(NUM_SCALARS), gap_edges_ns())
+    return Clock(
+        one, one, one, one, table, table, one, one, one, np.zeros(NUM_SCALARS), gap_edges_ns()
+    )
 
 
 def patience(total: IntArray) -> int:
@@ -96,16 +119,86 @@ def run_engine(data: EngineInput) -> EngineResult:
     Raises:
         TraceError: requests preempt themselves for ever (no room for any of them).
     """
-    results, counters, log, left, component_s, gaps, samples = engine.replay(
-        *(getattr(data, field.name) for field in fields(data))
-    )
-    if counters[layout.STATUS] == layout.STATUS_LIVE_LOCK:
+    result = _run_events(data) if has_events_form(data) else None
+    if result is None:
+        arguments = (getattr(data, field.name) for field in fields(data) if field.name != "shared")
+        result = _result(engine.replay(*arguments))
+    if result.counters[layout.STATUS] == layout.STATUS_LIVE_LOCK:
         raise TraceError(
             f"the replay made no progress for {data.settings[layout.PATIENCE]:,} steps: requests "
             "are preempted before they are computed, again and again; the cache is too small"
         )
+    return result
+
+
+def has_events_form(data: EngineInput) -> bool:
+    """Return whether the kernel without a loop over requests decides the same on `data`."""
+    values = data.settings
+    return bool(
+        values[layout.MACRO]
+        and values[layout.RECORD] == layout.RECORD_NOTHING
+        and values[layout.CLOCK] != layout.CLOCK_STEPS
+        and not values[layout.PRIORITY]
+        and not values[layout.THRESHOLD]
+        and values[layout.PREFILL_INTERVAL] == 1
+        and not values[layout.DRAFTS_K]
+        and values[layout.PIPELINE] == 1
+        and values[layout.MAX_RUNNING] <= values[layout.TOKEN_BUDGET]
+        and len(data.window) == 1
+        and data.window[0] == 0
+        and not (values[layout.FULL_RESERVATION] and values[layout.CACHING])
+        and not (values[layout.CACHING] and data.shared.early_output)
+    )
+
+
+def events_arguments(data: EngineInput) -> tuple[Any, ...]:
+    """Return the arguments of `events.replay`."""
+    arrives = np.flatnonzero(data.arrival >= 0)
+    order = arrives[np.argsort(data.arrival[arrives], kind="stable")].astype(np.int64)
+    shared = data.shared
+    return (
+        data.settings, data.arrival, data.prompt, data.output, order, data.child_start, data.child,
+        data.delay, shared.start, shared.count, shared.keys, shared.num_keys, data.clock,
+    )  # fmt: skip
+
+
+def _run_events(data: EngineInput) -> EngineResult | None:
+    """Return the replay, or None where the prefix cache is not in the form that it needs."""
+    result = _result(events.replay(*events_arguments(data)))
+    return None if result.counters[layout.STATUS] == layout.STATUS_CLASH else result
+
+
+def _result(out: tuple[Any, ...]) -> EngineResult:
+    results, counters, log, left, component_s, gaps, samples = out
     waiting = int(left[0])
     return EngineResult(
         results, counters, log, left[1 : 1 + waiting], left[1 + waiting :], component_s, gaps,
         samples,
     )  # fmt: skip
+
+
+def shared_keys(
+    count: IntArray, keys: KeyArray, num_keys: int, *, early_output: bool
+) -> SharedKeys:
+    """Return the keys that occur in several requests, numbered densely.
+
+    Args:
+        count: (n,) how many keys a request has.
+        keys: all keys, 0 .. num_keys - 1, those of a request in the order of its blocks.
+        num_keys: how many there are.
+        early_output: as `SharedKeys`.
+    """
+    users = np.bincount(keys[: int(count.sum())], minlength=max(num_keys, 1))
+    common = users > 1
+    number = np.where(common, np.cumsum(common) - 1, -1)
+    is_common = common[keys[: int(count.sum())]]
+    # A chain's keys are common up to some block and private after it.
+    owner = np.repeat(np.arange(len(count)), count)
+    shared = np.bincount(owner[is_common], minlength=len(count)).astype(np.int64)
+    return SharedKeys(
+        start=np.cumsum(shared) - shared,
+        count=shared,
+        keys=number[keys[: int(count.sum())][is_common]].astype(np.int32),
+        num_keys=int(common.sum()),
+        early_output=early_output,
+    )

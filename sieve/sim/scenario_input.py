@@ -21,6 +21,7 @@ from sieve.sim.engine import (
     idle_clock,
     patience,
     run_engine,
+    shared_keys,
 )
 from sieve.sim.scenario import Config, Scenario, check_scenario, table_width
 
@@ -49,6 +50,7 @@ def engine_settings(config: Config) -> IntArray:
     values[layout.LOOKAHEAD] = speculative.k if speculative and eagle else 0
     values[layout.KEY_AHEAD] = eagle
     values[layout.IN_FLIGHT] = config.batches_in_flight
+    values[layout.MACRO] = 1
     return values
 
 
@@ -87,6 +89,9 @@ def engine_input(scenario: Scenario, record: int = layout.RECORD_NOTHING) -> Eng
         key_start, keys, num_keys = np.zeros(len(rows), np.int64), np.zeros(1, np.int32), 0
     if num_keys * len(windows) >= 2**31:
         raise TraceError(f"{num_keys} block keys in {len(windows)} groups; too many to replay")
+    count = np.maximum(total - settings[layout.KEY_AHEAD], 0) // config.block_size
+    if not config.enable_prefix_caching:
+        count = np.zeros(len(rows), np.int64)
     speculative = config.speculative
     return EngineInput(
         settings=settings,
@@ -105,6 +110,7 @@ def engine_input(scenario: Scenario, record: int = layout.RECORD_NOTHING) -> Eng
         keys=keys,
         num_keys=num_keys,
         clock=idle_clock(),
+        shared=shared_keys(count, keys, num_keys, early_output=_uses_early_output(scenario)),
     )
 
 
@@ -118,6 +124,22 @@ def replay_scenario(scenario: Scenario, record: int = layout.RECORD_NOTHING) -> 
 
 
 # ---- Scenario to arrays
+
+
+def _uses_early_output(scenario: Scenario) -> bool:
+    """Return whether a prompt contains what a request generates that need not have ended."""
+    rows = {row.id: row for row in scenario.requests}
+    for row in scenario.requests:
+        sources = {content[4:] for content, _, _ in row.pieces if content.startswith("out:")}
+        sources &= rows.keys()
+        ended, seen = row.after, set()
+        while sources and ended is not None and ended not in seen:
+            sources.discard(ended)
+            seen.add(ended)
+            ended = rows[ended].after
+        if sources:
+            return True
+    return False
 
 
 def _children(parent: IntArray) -> tuple[IntArray, IntArray]:

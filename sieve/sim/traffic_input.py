@@ -10,7 +10,7 @@ from sieve.arrays import FloatArray, IntArray, StepTable
 from sieve.sim._kernels import clock as kernel
 from sieve.sim._kernels import layout
 from sieve.sim._kernels.clock import Clock
-from sieve.sim.engine import EngineInput, gap_edges_ns, idle_clock, patience
+from sieve.sim.engine import EngineInput, SharedKeys, gap_edges_ns, idle_clock, patience
 
 
 @dataclass(frozen=True)
@@ -87,12 +87,15 @@ def settings_array(
 def clock_of(table: StepTable, max_num_seqs: int) -> Clock:
     """Return the clock of a step-time table, its decode attention spread over all batch sizes."""
     batch = np.arange(max_num_seqs + 1.0)
+    context = _array(table.decode_context)
+    decode_s = _array(table.decode_attention(batch[:, None], context[None, :]))
     return Clock(
         token_s=_array(table.token_s),
         decode_token_s=_array(table.decode_token_s),
         head_s=_array(table.head_s),
-        context=_array(table.decode_context),
-        decode_s=_array(table.decode_attention(batch[:, None], table.decode_context[None, :])),
+        context=context,
+        decode_s=decode_s,
+        decode_slope=_array(np.diff(decode_s, axis=1) / np.diff(context)),
         prefill_length=_array(table.prefill_length),
         prefill_s=_array(table.prefill_attention_s),
         sweep_s=_array(table.roofline.sweep_s) if table.roofline else np.zeros(1),
@@ -158,6 +161,7 @@ def private_input(
         name_rank=np.arange(n), child_start=np.zeros(n + 1, np.int64),
         child=np.zeros(0, np.int64), delay=zeros, key_start=key_start, keys=keys,
         num_keys=num_keys, clock=idle_clock() if clock is None else clock,
+        shared=SharedKeys(zeros, zeros, np.zeros(0, np.int32), 0),
     )  # fmt: skip
 
 

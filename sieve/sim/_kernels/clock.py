@@ -34,6 +34,7 @@ class Clock(NamedTuple):
         head_s: float64 (max_num_seqs + 1,) by yielding sequences.
         context: float64 (nc,) rising mean contexts.
         decode_s: float64 (max_num_seqs + 1, nc) attention of a decoding batch.
+        decode_slope: float64 (max_num_seqs + 1, nc - 1), by one token of mean context.
         prefill_length: float64 (np,) rising lengths.
         prefill_s: float64 (np,) attention over a prompt of that length.
         sweep_s: float64 of `RooflineCost`, length 1 when it is not used.
@@ -46,6 +47,7 @@ class Clock(NamedTuple):
     head_s: Any
     context: Any
     decode_s: Any
+    decode_slope: Any
     prefill_length: Any
     prefill_s: Any
     sweep_s: Any
@@ -72,10 +74,9 @@ def decode_attention_s(clock, decodes, context_sum):  # type: ignore[no-untyped-
     grid = clock.context
     if len(grid) < 2:
         return clock.decode_s[decodes, 0]
-    x = context_sum / decodes
+    x = max(context_sum * (1.0 / decodes), grid[0])
     j = segment(grid, x)
-    v = max((x - grid[j]) / (grid[j + 1] - grid[j]), 0.0)
-    return clock.decode_s[decodes, j] * (1 - v) + clock.decode_s[decodes, j + 1] * v
+    return clock.decode_s[decodes, j] + (x - grid[j]) * clock.decode_slope[decodes, j]
 
 
 @jit

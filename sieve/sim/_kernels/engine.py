@@ -552,7 +552,7 @@ def replay(  # type: ignore[no-untyped-def]
                         want = min(want, budget)
                     reserve = settings[WATERMARK_BLOCKS] if state[S_RUNNING] > 0 else 0
                     if full_reservation:
-                        tokens = req[r, R_PROMPT] + output[r]
+                        tokens = req[r, R_TOTAL]
                     else:
                         tokens = min(found + want + lookahead, max_model_len)
                     if settings[RESERVE_FULL_ISL] != 0:
@@ -899,6 +899,8 @@ def replay(  # type: ignore[no-untyped-def]
             break
 
     counters[END_NS] = now
+    if counters[STATUS] == STATUS_OVERLOADED:
+        gaps[:] = 0
     for r in range(n):
         results[r, OUT] = req[r, R_KNOWN] - prompt[r]
     left = np.zeros(1 + state[S_WAITING] + state[S_RUNNING], np.int64)
