@@ -99,10 +99,8 @@ def gap_edges_ns() -> IntArray:
 
 def idle_clock() -> Clock:
     """Return the clock of an engine that is not timed by a step table."""
-    one, table = np.zeros(1), np.zeros((1, 1))
-    return Clock(
-        one, one, one, one, table, table, one, one, one, np.zeros(NUM_SCALARS), gap_edges_ns()
-    )
+    one, table = np.zeros(2), np.zeros((1, 2))
+    return Clock(one, one, one, one, table, table, one, one, np.zeros(NUM_SCALARS), gap_edges_ns())
 
 
 def patience(total: IntArray) -> int:

@@ -31,7 +31,7 @@ def simulate(
         return _refused(requests)
     users = requests.closed_loop_users
     lanes = replicas if users is None else min(replicas, users)
-    clock = clock_of(table, settings.max_num_seqs)
+    clock = clock_of(table, settings.max_num_seqs, longest)
     parts = [
         _replay_one(requests, table, clock, settings, lane, lanes, _share(users, lane, lanes))
         for lane in range(lanes)

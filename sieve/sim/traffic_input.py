@@ -84,10 +84,18 @@ def settings_array(
     return values
 
 
-def clock_of(table: StepTable, max_num_seqs: int) -> Clock:
-    """Return the clock of a step-time table, its decode attention spread over all batch sizes."""
+def clock_of(table: StepTable, max_num_seqs: int, longest: int) -> Clock:
+    """Return the clock of a step-time table, spread over batch sizes and lengths of prompts.
+
+    Args:
+        table: the step times.
+        max_num_seqs: most requests that run at once.
+        longest: most tokens of a request.
+    """
     batch = np.arange(max_num_seqs + 1.0)
     context = _array(table.decode_context)
+    if len(context) == 1:
+        context = np.array([context[0], context[0] + 1.0])
     decode_s = _array(table.decode_attention(batch[:, None], context[None, :]))
     return Clock(
         token_s=_array(table.token_s),
@@ -96,8 +104,7 @@ def clock_of(table: StepTable, max_num_seqs: int) -> Clock:
         context=context,
         decode_s=decode_s,
         decode_slope=_array(np.diff(decode_s, axis=1) / np.diff(context)),
-        prefill_length=_array(table.prefill_length),
-        prefill_s=_array(table.prefill_attention_s),
+        prompt_s=_array(table.prefill_attention(np.arange(longest + 1.0))),
         sweep_s=_array(table.roofline.sweep_s) if table.roofline else np.zeros(1),
         scalars=_scalars(table),
         gap_edges=gap_edges_ns(),

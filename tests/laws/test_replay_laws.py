@@ -85,7 +85,7 @@ def test_compiled_equals_interpreted(tables, work):
         np.rint(requests.arrival_s * 1e9).astype(np.int64),
         requests.input_tokens,
         requests.output_tokens,
-        clock_of(table, limits.max_num_seqs),
+        clock_of(table, limits.max_num_seqs, 400),
     )
     args = [getattr(data, field.name) for field in fields(data)]
     for a, b in zip(kernel.replay(*args), kernel.replay.py_func(*args), strict=True):

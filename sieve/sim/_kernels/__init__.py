@@ -44,13 +44,23 @@ def source_hash(folder: Path | None = None) -> str:
 _FOLDER: Final = _cache_folder()
 
 
-def jit(function: Callable[..., Any]) -> Any:
-    """Return `function` compiled without the interpreter lock, kept on disk where possible."""
+def jit(function: Callable[..., Any], *, inline: bool = False) -> Any:
+    """Return `function` compiled without the interpreter lock, kept on disk where possible.
+
+    With `inline` its code is put into its callers: a call costs atomic counts of references for
+    every array it is given.
+    """
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "forceinline": inline}
     if _FOLDER is None:
-        return nb.njit(nogil=True, error_model="numpy")(function)
+        return nb.njit(**options)(function)
     before = config.CACHE_DIR
     config.CACHE_DIR = str(_FOLDER)
     try:
-        return nb.njit(cache=True, nogil=True, error_model="numpy")(function)
+        return nb.njit(cache=True, **options)(function)
     finally:
         config.CACHE_DIR = before
+
+
+def inlined(function: Callable[..., Any]) -> Any:
+    """Return `function` compiled into its callers."""
+    return jit(function, inline=True)

@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from sieve.sim._kernels import jit
+from sieve.sim._kernels import inlined, jit
 
 # Positions in the scalars, seconds.
 PREFILL_FLOOR: Final = 0
@@ -32,11 +32,10 @@ class Clock(NamedTuple):
         token_s: float64 (max_num_batched_tokens + 1,).
         decode_token_s: float64 (max_num_seqs + 1,), decode-only steps.
         head_s: float64 (max_num_seqs + 1,) by yielding sequences.
-        context: float64 (nc,) rising mean contexts.
+        context: float64 (nc,) rising mean contexts, at least two.
         decode_s: float64 (max_num_seqs + 1, nc) attention of a decoding batch.
         decode_slope: float64 (max_num_seqs + 1, nc - 1), by one token of mean context.
-        prefill_length: float64 (np,) rising lengths.
-        prefill_s: float64 (np,) attention over a prompt of that length.
+        prompt_s: float64 (longest + 1,) attention over a prompt of that many tokens.
         sweep_s: float64 of `RooflineCost`, length 1 when it is not used.
         scalars: float64 (NUM_SCALARS,).
         gap_edges: int64 (GAP_BINS + 1,) nanoseconds.
@@ -48,98 +47,31 @@ class Clock(NamedTuple):
     context: Any
     decode_s: Any
     decode_slope: Any
-    prefill_length: Any
-    prefill_s: Any
+    prompt_s: Any
     sweep_s: Any
     scalars: Any
     gap_edges: Any
 
 
-@jit
-def segment(grid, x):  # type: ignore[no-untyped-def]
-    """Return the index of the grid segment that holds, or is nearest to, x."""
-    low, high = 0, len(grid) - 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        if grid[middle] <= x:
-            low = middle
-        else:
-            high = middle
-    return low
+@inlined
+def roofline_s(sweep, tokens, read, pairs, kv_read, kv_write, linear, pair):  # type: ignore[no-untyped-def]
+    """Return max(memory, compute) of an iteration, as `RooflineCost`."""
+    memory = sweep + read * kv_read + tokens * kv_write
+    return max(memory, tokens * linear + pairs * pair)
+
+
+@inlined
+def whole_ns(seconds):  # type: ignore[no-untyped-def]
+    """Return seconds as nanoseconds, rounded."""
+    return np.int64(seconds * 1e9 + 0.5)
 
 
 @jit
-def decode_attention_s(clock, decodes, context_sum):  # type: ignore[no-untyped-def]
-    """Return the attention of `decodes` sequences with `context_sum` cached tokens together."""
-    grid = clock.context
-    if len(grid) < 2:
-        return clock.decode_s[decodes, 0]
-    x = max(context_sum * (1.0 / decodes), grid[0])
-    j = segment(grid, x)
-    return clock.decode_s[decodes, j] + (x - grid[j]) * clock.decode_slope[decodes, j]
-
-
-@jit
-def _prompt_attention_s(clock, length):  # type: ignore[no-untyped-def]
-    grid = clock.prefill_length
-    if len(grid) < 2:
-        return clock.prefill_s[0]
-    i = segment(grid, length)
-    u = (length - grid[i]) / (grid[i + 1] - grid[i])
-    return clock.prefill_s[i] * (1 - u) + clock.prefill_s[i + 1] * u
-
-
-@jit
-def chunk_attention_s(clock, past, upto):  # type: ignore[no-untyped-def]
-    """Return the attention of a prompt's chunk from token `past` to token `upto`."""
-    return _prompt_attention_s(clock, float(upto)) - _prompt_attention_s(clock, float(past))
-
-
-@jit
-def iteration_s(  # type: ignore[no-untyped-def]
-    clock, roofline, prefill_tokens, prefill_s, prefill_past, prefill_pairs, decodes,
-    context_sum, yields, component_s,
-):  # fmt: skip
-    """Return the seconds of one iteration and add its parts to `component_s`, (5,)."""
-    scalars = clock.scalars
-    if prefill_tokens > 0:
-        tokens_part = clock.token_s[prefill_tokens + decodes]
-        host_part = scalars[HOST_MIXED]
-        prefill_part = prefill_s + scalars[PREFILL_FLOOR]
-    else:
-        tokens_part = clock.decode_token_s[decodes]
-        host_part = scalars[HOST_DECODE]
-        prefill_part = 0.0
-    head_part = clock.head_s[yields]
-    decode_part = 0.0
-    if roofline:
-        tokens = prefill_tokens + decodes
-        memory = (
-            clock.sweep_s[tokens]
-            + (context_sum + prefill_past) * scalars[KV_READ]
-            + tokens * scalars[KV_WRITE]
-        )
-        compute = tokens * scalars[LINEAR] + (context_sum + prefill_pairs) * scalars[PAIR]
-        tokens_part += max(memory, compute)
-    elif decodes > 0:
-        decode_part = decode_attention_s(clock, decodes, context_sum)
-    component_s[0] += tokens_part
-    component_s[1] += head_part
-    component_s[2] += decode_part
-    component_s[3] += prefill_part
-    component_s[4] += host_part
-    return tokens_part + head_part + decode_part + prefill_part + host_part
-
-
-@jit
-def batch_end_ns(clock, stage_free, start, seconds):  # type: ignore[no-untyped-def]
+def batch_end_ns(stage_free, start, seconds, transfer_s):  # type: ignore[no-untyped-def]
     """Return when a batch leaves the last stage, and note when each stage is free again."""
     stages = len(stage_free)
-    if stages == 1:
-        stage_free[0] = max(start, stage_free[0]) + np.int64(seconds * 1e9 + 0.5)
-        return stage_free[0]
-    stage_ns = np.int64(seconds / stages * 1e9 + 0.5)
-    hop_ns = np.int64(clock.scalars[STAGE_TRANSFER] * 1e9 + 0.5)
+    stage_ns = whole_ns(seconds / stages)
+    hop_ns = whole_ns(transfer_s)
     end = start
     for s in range(stages):
         end = max(end, stage_free[s]) + stage_ns

@@ -22,10 +22,18 @@ from sieve.sim._kernels.blocks import (
 )
 from sieve.sim._kernels.clock import (
     GAP_BINS,
+    HOST_DECODE,
+    HOST_MIXED,
+    KV_READ,
+    KV_WRITE,
+    LINEAR,
+    PAIR,
+    PREFILL_FLOOR,
+    STAGE_TRANSFER,
     batch_end_ns,
-    chunk_attention_s,
     gap_bin,
-    iteration_s,
+    roofline_s,
+    whole_ns,
 )
 from sieve.sim._kernels.layout import (
     ADAPTIVE,
@@ -316,7 +324,26 @@ def replay(  # type: ignore[no-untyped-def]
     stage_free = np.zeros(stages if table_clock else 1, np.int64)
     component_s = np.zeros(5, np.float64)
     gaps = np.zeros(GAP_BINS, np.int64)
-    edges = clock.gap_edges
+    token_s = clock.token_s
+    decode_token_s = clock.decode_token_s
+    head_s = clock.head_s
+    grid = clock.context
+    grid_first = grid[0]
+    grid_top = len(grid) - 2
+    decode_s = clock.decode_s
+    decode_slope = clock.decode_slope
+    prompt_s = clock.prompt_s
+    sweep_s = clock.sweep_s
+    bins = clock.gap_edges
+    prefill_floor = clock.scalars[PREFILL_FLOOR]
+    host_decode = clock.scalars[HOST_DECODE]
+    host_mixed = clock.scalars[HOST_MIXED]
+    transfer_s = clock.scalars[STAGE_TRANSFER]
+    kv_read = clock.scalars[KV_READ]
+    kv_write = clock.scalars[KV_WRITE]
+    linear_s = clock.scalars[LINEAR]
+    pair_s = clock.scalars[PAIR]
+    segment = 0  # of the grid of contexts
     near = 0
     samples = np.zeros((SAMPLES, NUM_SAMPLE_COLUMNS), np.int64)
     num_samples = 0
@@ -631,7 +658,7 @@ def replay(  # type: ignore[no-untyped-def]
                     prefill_past += computed - want
                     prefill_pairs += want * (computed - want + (want + 1) / 2)
                     if table_clock and not roofline:
-                        prefill_s += chunk_attention_s(clock, computed - want, computed)
+                        prefill_s += prompt_s[computed] - prompt_s[computed - want]
                 if computed < req[r, R_KNOWN] + req[r, R_PENDING]:
                     req[r, R_MID_PREFILL] = 1
                     entries[j, B_YIELDS] = 0
@@ -662,11 +689,43 @@ def replay(  # type: ignore[no-untyped-def]
                 counters[PEAK_TOKENS] = max(counters[PEAK_TOKENS], token_budget - budget)
                 if table_clock:
                     prefill_tokens = token_budget - budget - decode_tokens
-                    seconds = iteration_s(
-                        clock, roofline, prefill_tokens, prefill_s, prefill_past, prefill_pairs,
-                        decodes, decode_context, yields, component_s,
-                    )  # fmt: skip
-                    end = batch_end_ns(clock, stage_free, start, seconds)
+                    if prefill_tokens > 0:
+                        tokens_part = token_s[prefill_tokens + decodes]
+                        prefill_part = prefill_s + prefill_floor
+                        host_part = host_mixed
+                    else:
+                        tokens_part = decode_token_s[decodes]
+                        prefill_part = 0.0
+                        host_part = host_decode
+                    head_part = head_s[yields]
+                    decode_part = 0.0
+                    if roofline:
+                        tokens = prefill_tokens + decodes
+                        tokens_part += roofline_s(
+                            sweep_s[tokens], tokens, decode_context + prefill_past,
+                            decode_context + prefill_pairs, kv_read, kv_write, linear_s, pair_s,
+                        )  # fmt: skip
+                    elif decodes > 0:
+                        x = max(decode_context * (1.0 / decodes), grid_first)
+                        while segment < grid_top and grid[segment + 1] <= x:
+                            segment += 1
+                        while segment > 0 and grid[segment] > x:
+                            segment -= 1
+                        decode_part = (
+                            decode_s[decodes, segment]
+                            + (x - grid[segment]) * decode_slope[decodes, segment]
+                        )
+                    component_s[0] += tokens_part
+                    component_s[1] += head_part
+                    component_s[2] += decode_part
+                    component_s[3] += prefill_part
+                    component_s[4] += host_part
+                    seconds = tokens_part + head_part + decode_part + prefill_part + host_part
+                    if stages == 1:
+                        end = start + whole_ns(seconds)
+                        stage_free[0] = end
+                    else:
+                        end = batch_end_ns(stage_free, start, seconds, transfer_s)
                 else:
                     end += (
                         settings[STEP_BASE_NS]
@@ -795,8 +854,8 @@ def replay(  # type: ignore[no-untyped-def]
                             results[r, FIRST_TOKEN_NS] = now
                         else:
                             gap = now - req[r, R_LAST_NS]
-                            if not edges[near] <= gap < edges[near + 1]:
-                                near = gap_bin(edges, gap)
+                            if not bins[near] <= gap < bins[near + 1]:
+                                near = gap_bin(bins, gap)
                             gaps[near] += 1
                             # Tokens that were verified together come together.
                             gaps[0] += kept - 1

@@ -19,14 +19,19 @@ from typing import Final
 
 import numpy as np
 
-from sieve.sim._kernels import jit
+from sieve.sim._kernels import inlined, jit
 from sieve.sim._kernels.clock import (
     GAP_BINS,
     HOST_DECODE,
-    batch_end_ns,
-    chunk_attention_s,
+    HOST_MIXED,
+    KV_READ,
+    KV_WRITE,
+    LINEAR,
+    PAIR,
+    PREFILL_FLOOR,
     gap_bin,
-    iteration_s,
+    roofline_s,
+    whole_ns,
 )
 from sieve.sim._kernels.layout import (
     ARRIVAL,
@@ -125,7 +130,7 @@ LOOKED_UP: Final = 6  # its request
 NUM_CACHE: Final = 7
 
 
-@jit
+@inlined
 def _unlink(node, x):  # type: ignore[no-untyped-def]
     before = node[x, PREV]
     after = node[x, NEXT]
@@ -133,7 +138,7 @@ def _unlink(node, x):  # type: ignore[no-untyped-def]
     node[after, PREV] = before
 
 
-@jit
+@inlined
 def _append(node, x):  # type: ignore[no-untyped-def]
     """Put node x at the back of the free list."""
     last = node[0, PREV]
@@ -143,7 +148,7 @@ def _append(node, x):  # type: ignore[no-untyped-def]
     node[0, PREV] = x
 
 
-@jit
+@inlined
 def _take(cache, node, reg, stack, n, count):  # type: ignore[no-untyped-def]
     """Take `count` blocks from the front of the free list; the caller has checked the room."""
     cache[FREE] -= count
@@ -179,7 +184,7 @@ def _take(cache, node, reg, stack, n, count):  # type: ignore[no-untyped-def]
         count -= 1
 
 
-@jit
+@inlined
 def _settle(cache, req, node, reg, stack, keys, table, start, r, goal):  # type: ignore[no-untyped-def]
     """Make the shared positions of request r findable up to position `goal`."""
     for j in range(req[r, SETTLED], goal):
@@ -206,7 +211,7 @@ def _settle(cache, req, node, reg, stack, keys, table, start, r, goal):  # type:
     req[r, SETTLED] = max(req[r, SETTLED], goal)
 
 
-@jit
+@inlined
 def _give_back(  # type: ignore[no-untyped-def]
     cache, req, node, reg, stack, keys, table, start, shared, r, held, registered
 ):
@@ -230,7 +235,7 @@ def _give_back(  # type: ignore[no-untyped-def]
     req[r, SETTLED] = 0
 
 
-@jit
+@inlined
 def _look_up(cache, node, reg, keys, table, start, shared, r, limit):  # type: ignore[no-untyped-def]
     """Return the shared blocks of request r that are found, and how many of them nobody holds."""
     cache[SERIAL] += 1
@@ -252,7 +257,7 @@ def _look_up(cache, node, reg, keys, table, start, shared, r, limit):  # type: i
     return last, idle
 
 
-@jit
+@inlined
 def _hold(cache, req, node, table, start, r, hit):  # type: ignore[no-untyped-def]
     """Hold the shared blocks that the last lookup of request r found."""
     for j in range(hit):
@@ -264,7 +269,7 @@ def _hold(cache, req, node, table, start, r, hit):  # type: ignore[no-untyped-de
     req[r, SETTLED] = hit
 
 
-@jit
+@inlined
 def _chain(req, ends, slot, r, next_, prev):  # type: ignore[no-untyped-def]
     """Append request r to the list of `slot`; `ends` has first and last of each, -1: empty."""
     last = ends[slot, 1]
@@ -277,7 +282,7 @@ def _chain(req, ends, slot, r, next_, prev):  # type: ignore[no-untyped-def]
     ends[slot, 1] = r
 
 
-@jit
+@inlined
 def _unchain(req, ends, slot, r, next_, prev):  # type: ignore[no-untyped-def]
     before = req[r, prev]
     after = req[r, next_]
@@ -291,7 +296,7 @@ def _unchain(req, ends, slot, r, next_, prev):  # type: ignore[no-untyped-def]
         req[after, prev] = before
 
 
-@jit
+@inlined
 def _sample(samples, num_samples, every, now, running, waiting, used):  # type: ignore[no-untyped-def]
     """Add a row to the thinned series; return how many there are and the steps between them."""
     if num_samples == SAMPLES:
@@ -423,8 +428,9 @@ def replay(  # type: ignore[no-untyped-def]
     context = np.int64(0)  # computed tokens of the decoding requests
     mid = -1
     call = np.int64(0)
+    slot = 0  # call modulo the block size
     now = np.int64(0)
-    device_free = np.zeros(1, np.int64)
+    device_free = np.int64(0)
     last_end = np.int64(0)  # end of the last batch
     batch_call = np.zeros(2, np.int64)
     batch_end = np.zeros(2, np.int64)
@@ -435,7 +441,25 @@ def replay(  # type: ignore[no-untyped-def]
     unfinished = 0
     untold = 0
     near = 0
+    token_s = clock.token_s
+    decode_token_s = clock.decode_token_s
+    head_s = clock.head_s
+    grid = clock.context
+    grid_first = grid[0]
+    grid_top = len(grid) - 2
+    decode_s = clock.decode_s
+    decode_slope = clock.decode_slope
+    prompt_s = clock.prompt_s
+    sweep_s = clock.sweep_s
     bins = clock.gap_edges
+    prefill_floor = clock.scalars[PREFILL_FLOOR]
+    host_decode = clock.scalars[HOST_DECODE]
+    host_mixed = clock.scalars[HOST_MIXED]
+    kv_read = clock.scalars[KV_READ]
+    kv_write = clock.scalars[KV_WRITE]
+    linear_s = clock.scalars[LINEAR]
+    pair_s = clock.scalars[PAIR]
+    segment = 0  # of the grid of contexts
     last_progress = np.int64(0)
     read_call = np.int64(0)
     blocked = False  # the head was refused for blocks in the last call and nothing changed since
@@ -497,16 +521,11 @@ def replay(  # type: ignore[no-untyped-def]
             stop_at = next_due
             if max_wait > 0 and num_waiting > 0 and req[queue[first], PHASE] == NEW:
                 stop_at = min(stop_at, results[queue[first], ARRIVAL] + max_wait + 1)
-            tokens_part = head_part = host_part = 0.0
+            tokens_part = head_part = 0.0
             if not linear:
-                tokens_part = clock.decode_token_s[decodes]
-                head_part = clock.head_s[decodes]
-                host_part = clock.scalars[HOST_DECODE]
-            grid = clock.context
-            top = len(grid) - 2
+                tokens_part = decode_token_s[decodes]
+                head_part = head_s[decodes]
             share = 1.0 / decodes
-            j = 0
-            flat = len(grid) < 2
             tight = 0
             steps = counters[STEPS]
             sum_tokens = component_s[0]
@@ -514,12 +533,16 @@ def replay(  # type: ignore[no-untyped-def]
             sum_decode = component_s[2]
             sum_host = component_s[4]
             end = last_end
-            free_at = device_free[0]
+            free_at = device_free
             while now < stop_at:
                 step_call = call + 1
-                need = edge_count[step_call % size]
+                next_slot = slot + 1
+                if next_slot == size:
+                    next_slot = 0
+                need = edge_count[next_slot]
                 if need > cache[FREE] or ends[step_call & (ring - 1), 0] >= 0:
                     break
+                slot = next_slot
                 if need > 0:
                     if caching:
                         _take(cache, node, reg, stack, n, need)
@@ -535,36 +558,30 @@ def replay(  # type: ignore[no-untyped-def]
                         + settings[STEP_TOKEN_NS] * decodes
                         + settings[STEP_CONTEXT_NS] * context
                     )
-                elif roofline:
-                    component_s[0] = sum_tokens
-                    component_s[1] = sum_head
-                    component_s[2] = sum_decode
-                    component_s[4] = sum_host
-                    seconds = iteration_s(
-                        clock, roofline, 0, 0.0, 0, 0.0, decodes, context, decodes, component_s
-                    )
-                    sum_tokens = component_s[0]
-                    sum_head = component_s[1]
-                    sum_decode = component_s[2]
-                    sum_host = component_s[4]
-                    free_at = start + np.int64(seconds * 1e9 + 0.5)
                 else:
-                    if flat:
-                        decode_part = clock.decode_s[decodes, 0]
+                    decode_part = 0.0
+                    step_part = tokens_part
+                    if roofline:
+                        step_part += roofline_s(
+                            sweep_s[decodes], decodes, context, context, kv_read, kv_write,
+                            linear_s, pair_s,
+                        )  # fmt: skip
                     else:
-                        x = max(context * share, grid[0])
-                        while j < top and grid[j + 1] <= x:
-                            j += 1
+                        x = max(context * share, grid_first)
+                        while segment < grid_top and grid[segment + 1] <= x:
+                            segment += 1
+                        while segment > 0 and grid[segment] > x:
+                            segment -= 1
                         decode_part = (
-                            clock.decode_s[decodes, j]
-                            + (x - grid[j]) * clock.decode_slope[decodes, j]
+                            decode_s[decodes, segment]
+                            + (x - grid[segment]) * decode_slope[decodes, segment]
                         )
-                    sum_tokens += tokens_part
+                    sum_tokens += step_part
                     sum_head += head_part
                     sum_decode += decode_part
-                    sum_host += host_part
-                    seconds = tokens_part + head_part + decode_part + 0.0 + host_part
-                    free_at = start + np.int64(seconds * 1e9 + 0.5)
+                    sum_host += host_decode
+                    seconds = step_part + head_part + decode_part + 0.0 + host_decode
+                    free_at = start + whole_ns(seconds)
                 gap = free_at - end
                 if not bins[near] <= gap < bins[near + 1]:
                     near = gap_bin(bins, gap)
@@ -582,7 +599,7 @@ def replay(  # type: ignore[no-untyped-def]
             component_s[1] = sum_head
             component_s[2] = sum_decode
             component_s[4] = sum_host
-            device_free[0] = free_at
+            device_free = free_at
             if tight > 0:
                 last_end = end
                 read_call = call - 1 if ahead else call
@@ -612,7 +629,9 @@ def replay(  # type: ignore[no-untyped-def]
             num_joining = 0
 
             # ---- Decoding requests.
-            slot = call % size
+            slot += 1
+            if slot == size:
+                slot = 0
             need = edge_count[slot]
             if need <= cache[FREE]:
                 if caching:
@@ -792,7 +811,7 @@ def replay(  # type: ignore[no-untyped-def]
                 prefill_pairs += want * (past + (want + 1) / 2)
                 all_context += computed
                 if not linear and not roofline:
-                    prefill_s += chunk_attention_s(clock, past, computed)
+                    prefill_s += prompt_s[computed] - prompt_s[past]
                 if computed == req[r, KNOWN]:
                     yields += 1
                     mid = -1
@@ -811,7 +830,7 @@ def replay(  # type: ignore[no-untyped-def]
             counters[PREEMPTED] += victims
             counters[PEAK_BLOCKS] = max(counters[PEAK_BLOCKS], usable - cache[FREE])
 
-            start = max(now, device_free[0])
+            start = max(now, device_free)
             end = start
             if count > 0:
                 busy += 1
@@ -824,13 +843,41 @@ def replay(  # type: ignore[no-untyped-def]
                         + settings[STEP_TOKEN_NS] * (token_budget - budget)
                         + settings[STEP_CONTEXT_NS] * all_context
                     )
-                    device_free[0] = end
                 else:
-                    seconds = iteration_s(
-                        clock, roofline, prefill_tokens, prefill_s, prefill_past, prefill_pairs,
-                        decodes, context, yields, component_s,
-                    )  # fmt: skip
-                    end = batch_end_ns(clock, device_free, start, seconds)
+                    if prefill_tokens > 0:
+                        tokens_part = token_s[prefill_tokens + decodes]
+                        prefill_part = prefill_s + prefill_floor
+                        host_part = host_mixed
+                    else:
+                        tokens_part = decode_token_s[decodes]
+                        prefill_part = 0.0
+                        host_part = host_decode
+                    head_part = head_s[yields]
+                    decode_part = 0.0
+                    if roofline:
+                        tokens = prefill_tokens + decodes
+                        tokens_part += roofline_s(
+                            sweep_s[tokens], tokens, context + prefill_past,
+                            context + prefill_pairs, kv_read, kv_write, linear_s, pair_s,
+                        )  # fmt: skip
+                    elif decodes > 0:
+                        x = max(context * (1.0 / decodes), grid_first)
+                        while segment < grid_top and grid[segment + 1] <= x:
+                            segment += 1
+                        while segment > 0 and grid[segment] > x:
+                            segment -= 1
+                        decode_part = (
+                            decode_s[decodes, segment]
+                            + (x - grid[segment]) * decode_slope[decodes, segment]
+                        )
+                    component_s[0] += tokens_part
+                    component_s[1] += head_part
+                    component_s[2] += decode_part
+                    component_s[3] += prefill_part
+                    component_s[4] += host_part
+                    seconds = tokens_part + head_part + decode_part + prefill_part + host_part
+                    end = start + whole_ns(seconds)
+                device_free = end
                 for i in range(new_from, run_end):
                     r = running[i]
                     if results[r, SCHEDULED_NS] < 0:
