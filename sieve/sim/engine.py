@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,10 @@ class SharedKeys:
 
 @dataclass(frozen=True, eq=False)
 class EngineInput:
-    """A scenario as the compiled loop takes it; the arrays are described there."""
+    """Requests as the compiled loops take them; the arrays are described there.
+
+    `keys` is None where they follow from `shared`: its keys first, then private ones.
+    """
 
     settings: IntArray
     accept: IntArray
@@ -53,7 +56,7 @@ class EngineInput:
     child: IntArray
     delay: IntArray
     key_start: IntArray
-    keys: KeyArray
+    keys: KeyArray | None
     num_keys: int
     clock: Clock
     shared: SharedKeys
@@ -111,6 +114,15 @@ def patience(total: IntArray) -> int:
     return 1000 + 4 * int(total.sum())
 
 
+def children_of(parent: IntArray) -> tuple[IntArray, IntArray]:
+    """Return the requests that wait for each request's end, in file order, as start and list."""
+    n = len(parent)
+    waiting = np.flatnonzero(parent >= 0)
+    child = waiting[np.argsort(parent[waiting], kind="stable")]
+    counts = np.bincount(parent[waiting], minlength=n) if n else np.zeros(0, np.int64)
+    return np.concatenate(([0], np.cumsum(counts))).astype(np.int64), child.astype(np.int64)
+
+
 def run_engine(data: EngineInput) -> EngineResult:
     """Return the replay of `data`.
 
@@ -119,8 +131,7 @@ def run_engine(data: EngineInput) -> EngineResult:
     """
     result = _run_events(data) if has_events_form(data) else None
     if result is None:
-        arguments = (getattr(data, field.name) for field in fields(data) if field.name != "shared")
-        result = _result(engine.replay(*arguments))
+        result = _result(engine.replay(*step_arguments(data)))
     if result.counters[layout.STATUS] == layout.STATUS_LIVE_LOCK:
         raise TraceError(
             f"the replay made no progress for {data.settings[layout.PATIENCE]:,} steps: requests "
@@ -147,6 +158,35 @@ def has_events_form(data: EngineInput) -> bool:
         and not (values[layout.FULL_RESERVATION] and values[layout.CACHING])
         and not (values[layout.CACHING] and data.shared.early_output)
     )
+
+
+def step_arguments(data: EngineInput) -> tuple[Any, ...]:
+    """Return the arguments of `engine.replay`."""
+    if data.settings[layout.CACHING] and data.keys is None:
+        data = replace(data, **_all_keys(data))
+    elif data.keys is None:
+        data = replace(data, keys=np.zeros(1, np.int32))
+    return tuple(getattr(data, field.name) for field in fields(data) if field.name != "shared")
+
+
+def _all_keys(data: EngineInput) -> dict[str, Any]:
+    """Return the keys of all blocks: the shared ones, then those that only one request has."""
+    shared = data.shared
+    total = np.minimum(data.prompt + data.output, data.settings[layout.MAX_MODEL_LEN])
+    count = np.maximum(total // data.settings[layout.BLOCK_SIZE], shared.count)
+    start = np.cumsum(count) - count
+    num_blocks = int(count.sum())
+    inside = np.arange(num_blocks) - np.repeat(start, count)
+    is_shared = inside < np.repeat(shared.count, count)
+    keys = np.empty(max(num_blocks, 1), np.int32)
+    own = ~is_shared
+    keys[:num_blocks][is_shared] = shared.keys
+    keys[:num_blocks][own] = shared.num_keys + np.arange(int(own.sum()))
+    return {
+        "key_start": start.astype(np.int64),
+        "keys": keys,
+        "num_keys": shared.num_keys + int(own.sum()),
+    }
 
 
 def events_arguments(data: EngineInput) -> tuple[Any, ...]:

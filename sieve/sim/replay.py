@@ -2,41 +2,84 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import lru_cache
+
 import numpy as np
 
-from sieve.arrays import FloatArray, IntArray, Requests, SimResult, StepTable
+from sieve.arrays import FloatArray, IntArray, PrefixBlocks, Requests, SimResult, StepTable
 from sieve.errors import InvalidInput
 from sieve.sim._kernels import layout
 from sieve.sim._kernels.clock import GAP_BINS, Clock
-from sieve.sim.engine import EngineResult, run_engine
-from sieve.sim.traffic_input import ReplaySettings, clock_of, private_input, settings_array
+from sieve.sim.engine import EngineResult, SharedKeys, run_engine
+from sieve.sim.traffic_input import (
+    ReplaySettings,
+    clock_of,
+    prefix_keys,
+    request_input,
+    settings_array,
+)
 from sieve.units import NS_PER_S
 
-__all__ = ["REQUEST_EXCEEDS_CACHE", "ReplaySettings", "simulate"]
+__all__ = ["REQUEST_EXCEEDS_CACHE", "STOPPED_EARLY", "ReplaySettings", "simulate"]
 
 REQUEST_EXCEEDS_CACHE = "request_exceeds_cache"
+STOPPED_EARLY = "queue_grows_without_bound"
+"""A request waited longer than `ReplaySettings.max_wait_s`."""
 
 
 def simulate(
-    requests: Requests, table: StepTable, settings: ReplaySettings, replicas: int = 1
+    requests: Requests,
+    table: StepTable,
+    settings: ReplaySettings,
+    replicas: int = 1,
+    *,
+    record_steps: bool = False,
 ) -> SimResult:
-    """Return the replay of `requests` over `replicas` engines, requests dealt round robin.
+    """Return the replay of `requests` over `replicas` engines.
+
+    Requests are dealt round robin, the turns of a session to one replica. Replicas share nothing.
+
+    Args:
+        requests: the traffic.
+        table: the time of an iteration.
+        settings: limits and switches of each engine.
+        replicas: how many engines there are.
+        record_steps: whether every iteration is kept in the result; takes the slower kernel.
 
     Raises:
-        InvalidInput: the table is shorter than the limits, or a limit is not positive.
+        InvalidInput: the table is shorter than the limits, a limit is not positive, or a closed
+            loop has sessions.
     """
     _check(table, settings, replicas)
+    users = requests.closed_loop_users
+    if users is not None and requests.previous is not None:
+        raise InvalidInput("a closed loop has no sessions: each user sends the next request")
     longest = int((requests.input_tokens + requests.output_tokens).max())
     if -(-longest // settings.block_size) > settings.num_gpu_blocks:
         return _refused(requests)
-    users = requests.closed_loop_users
     lanes = replicas if users is None else min(replicas, users)
     clock = clock_of(table, settings.max_num_seqs, longest)
-    parts = [
-        _replay_one(requests, table, clock, settings, lane, lanes, _share(users, lane, lanes))
-        for lane in range(lanes)
-    ]
-    return _merge(requests, parts, lanes)
+    rows = [np.flatnonzero(lane_of(requests, lanes) == lane) for lane in range(lanes)]
+    parts = []
+    for lane in range(lanes):
+        values = settings_array(settings, table, _share(users, lane, lanes), longest)
+        if record_steps:
+            values[layout.RECORD] = layout.RECORD_STEPS
+        parts.append(_replay_one(requests, rows[lane], values, clock, (lane, lanes)))
+    return _merge(requests, parts, rows)
+
+
+def lane_of(requests: Requests, lanes: int) -> IntArray:
+    """Return the replica of each request, (n,): round robin, sessions kept together."""
+    if requests.previous is None:
+        return np.arange(len(requests)) % lanes
+    root = np.arange(len(requests))
+    previous = requests.previous
+    while (follows := previous[root] >= 0).any():
+        root = np.where(follows, previous[root], root)
+    begins = previous < 0
+    return np.asarray((np.cumsum(begins) - 1)[root] % lanes, np.int64)
 
 
 def _share(users: int | None, lane: int, lanes: int) -> int:
@@ -58,45 +101,60 @@ def _check(table: StepTable, settings: ReplaySettings, replicas: int) -> None:
 
 def _replay_one(
     requests: Requests,
-    table: StepTable,
+    rows: IntArray,
+    values: IntArray,
     clock: Clock,
-    settings: ReplaySettings,
-    lane: int,
-    lanes: int,
-    users: int,
+    lane: tuple[int, int],
 ) -> EngineResult:
-    arrival_ns = np.rint(requests.arrival_s[lane::lanes] * NS_PER_S).astype(np.int64)
-    prompt = requests.input_tokens[lane::lanes].astype(np.int64)
-    output = requests.output_tokens[lane::lanes].astype(np.int64)
-    longest = int((prompt + output).max(initial=0))
-    values = settings_array(settings, table, users, longest)
-    return run_engine(private_input(values, arrival_ns, prompt, output, clock))
+    part = requests if lane[1] == 1 else replace(requests, prefix=None).take(rows)
+    shared = None
+    if requests.prefix is not None and values[layout.CACHING]:
+        shared = _shared_keys(requests.prefix, int(values[layout.BLOCK_SIZE]), rows.tobytes())
+    delay = None if part.delay_s is None else np.rint(part.delay_s * NS_PER_S).astype(np.int64)
+    data = request_input(
+        values,
+        np.rint(part.arrival_s * NS_PER_S).astype(np.int64),
+        part.input_tokens,
+        part.output_tokens,
+        clock=clock,
+        shared=shared,
+        previous=part.previous,
+        delay=delay,
+    )
+    return run_engine(data)
+
+
+@lru_cache(maxsize=8)
+def _shared_keys(prefix: PrefixBlocks, block_size: int, rows: bytes) -> SharedKeys:
+    """Return the keys of one replica's requests; the same for every candidate and load level."""
+    return prefix_keys(prefix.take(np.frombuffer(rows, np.int64)), block_size)
 
 
 def _seconds(values_ns: IntArray) -> FloatArray:
     return np.where(values_ns < 0, np.nan, values_ns / NS_PER_S)
 
 
-def _merge(requests: Requests, parts: list[EngineResult], lanes: int) -> SimResult:
+def _merge(requests: Requests, parts: list[EngineResult], rows: list[IntArray]) -> SimResult:
     def gather(column: int) -> IntArray:
         out = np.empty(len(requests), np.int64)
-        for lane, part in enumerate(parts):
-            out[lane::lanes] = part.results[:, column]
+        for part, places in zip(parts, rows, strict=True):
+            out[places] = part.results[:, column]
         return out
 
     finish_ns, sent_ns = gather(layout.FINISH_NS), gather(layout.ARRIVAL)
     counters = np.array([part.counters for part in parts])
-    stalled = bool((counters[:, layout.STATUS] != layout.STATUS_DONE).any())
+    status = _status(counters[:, layout.STATUS])
     samples = parts[0].samples.astype(np.float64)
     samples[:, 0] /= NS_PER_S
-    makespan_ns = 0 if stalled else int(finish_ns.max() - sent_ns.min())
+    makespan_ns = int(finish_ns.max() - sent_ns.min()) if status == "" else 0
     return SimResult(
-        status=REQUEST_EXCEEDS_CACHE if stalled else "",
+        status=status,
         arrival_s=_seconds(sent_ns),
         scheduled_s=_seconds(gather(layout.SCHEDULED_NS)),
         first_token_s=_seconds(gather(layout.FIRST_TOKEN_NS)),
         finish_s=_seconds(finish_ns),
         num_preemptions=gather(layout.PREEMPTIONS),
+        cached_tokens=np.maximum(gather(layout.CACHED), 0),
         num_steps=int(counters[:, layout.FILLED_STEPS].sum()),
         num_request_steps=int(counters[:, layout.REQUEST_STEPS].sum()),
         component_s=np.sum([part.component_s for part in parts], axis=0),
@@ -106,7 +164,24 @@ def _merge(requests: Requests, parts: list[EngineResult], lanes: int) -> SimResu
         makespan_s=makespan_ns / NS_PER_S,
         gaps=np.sum([part.gaps for part in parts], axis=0),
         samples=samples,
+        steps=_steps(parts),
     )
+
+
+def _status(codes: IntArray) -> str:
+    """Return what ended the replay: nothing, or the gravest of the replicas' reasons."""
+    if (codes == layout.STATUS_STALLED).any():
+        return REQUEST_EXCEEDS_CACHE
+    return STOPPED_EARLY if (codes == layout.STATUS_OVERLOADED).any() else ""
+
+
+def _steps(parts: list[EngineResult]) -> IntArray | None:
+    """Return the recorded iterations of all replicas, the replica in the first column."""
+    logs = [part.log.reshape(-1, layout.NUM_STEP_COLUMNS) for part in parts]
+    if not any(len(log) for log in logs):
+        return None
+    replica = np.repeat(np.arange(len(logs)), [len(log) for log in logs])
+    return np.column_stack([replica, np.concatenate(logs)]).astype(np.int64)
 
 
 def _refused(requests: Requests) -> SimResult:
@@ -114,6 +189,7 @@ def _refused(requests: Requests) -> SimResult:
     return SimResult(
         status=REQUEST_EXCEEDS_CACHE, arrival_s=requests.arrival_s, scheduled_s=never,
         first_token_s=never, finish_s=never, num_preemptions=np.zeros(len(requests), np.int64),
+        cached_tokens=np.zeros(len(requests), np.int64),
         num_steps=0, num_request_steps=0, component_s=np.zeros(5), peak_blocks=0, peak_batch=0,
         peak_tokens=0, makespan_s=0.0, gaps=np.zeros(GAP_BINS, np.int64),
         samples=np.zeros((0, 4)),

@@ -18,6 +18,7 @@ from sieve.sim.engine import (
     EngineInput,
     EngineResult,
     KeyArray,
+    children_of,
     idle_clock,
     patience,
     run_engine,
@@ -78,7 +79,7 @@ def engine_input(scenario: Scenario, record: int = layout.RECORD_NOTHING) -> Eng
     delays = [row.delay_time if scenario.timed else row.delay_steps for row in rows]
     position = {row.id: i for i, row in enumerate(rows)}
     parent = [-1 if row.after is None else position[row.after] for row in rows]
-    child_start, child = _children(np.array(parent, np.int64))
+    child_start, child = children_of(np.array(parent, np.int64))
     rank = np.zeros(len(rows), np.int64)
     rank[sorted(range(len(rows)), key=lambda i: rows[i].id)] = np.arange(len(rows))
     windows = [group.window or 0 for group in config.groups]
@@ -140,15 +141,6 @@ def _uses_early_output(scenario: Scenario) -> bool:
         if sources:
             return True
     return False
-
-
-def _children(parent: IntArray) -> tuple[IntArray, IntArray]:
-    """Return the requests that wait for each request's end, in file order, as start and list."""
-    n = len(parent)
-    waiting = np.flatnonzero(parent >= 0)
-    child = waiting[np.argsort(parent[waiting], kind="stable")]
-    counts = np.bincount(parent[waiting], minlength=n) if n else np.zeros(0, np.int64)
-    return np.concatenate(([0], np.cumsum(counts))).astype(np.int64), child.astype(np.int64)
 
 
 def _kinds(windows: list[int]) -> IntArray:

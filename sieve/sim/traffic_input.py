@@ -6,11 +6,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sieve.arrays import FloatArray, IntArray, StepTable
+from sieve.arrays import FloatArray, IntArray, PrefixBlocks, StepTable
+from sieve.errors import InvalidInput
 from sieve.sim._kernels import clock as kernel
 from sieve.sim._kernels import layout
 from sieve.sim._kernels.clock import Clock
-from sieve.sim.engine import EngineInput, SharedKeys, gap_edges_ns, idle_clock, patience
+from sieve.sim._kernels.prefix import expand_keys
+from sieve.sim.engine import (
+    EngineInput,
+    SharedKeys,
+    children_of,
+    gap_edges_ns,
+    idle_clock,
+    patience,
+)
 
 
 @dataclass(frozen=True)
@@ -130,14 +139,18 @@ def _scalars(table: StepTable) -> FloatArray:
     return values
 
 
-def private_input(
+def request_input(
     settings: IntArray,
     arrival: IntArray,
     prompt: IntArray,
     output: IntArray,
+    *,
     clock: Clock | None = None,
+    shared: SharedKeys | None = None,
+    previous: IntArray | None = None,
+    delay: IntArray | None = None,
 ) -> EngineInput:
-    """Return the arrays of requests that share no content, under one full-attention group.
+    """Return the arrays of requests under one full-attention group.
 
     Args:
         settings: as `engine_settings`; the table width and the patience are filled in here.
@@ -145,31 +158,78 @@ def private_input(
         prompt: (n,) tokens.
         output: (n,) tokens.
         clock: the step-time table, if the settings name one.
+        shared: the keys of blocks that several prompts have; None: no prompts begin alike.
+        previous: (n,) index of the request at whose end this one's delay begins; -1: `arrival`.
+        delay: (n,) steps or nanoseconds.
     """
     values = settings.copy()
     n = len(arrival)
     total = np.minimum(prompt + output, values[layout.MAX_MODEL_LEN])
-    block_size = int(values[layout.BLOCK_SIZE])
     longest = int(total.max(initial=1))
-    values[layout.TABLE_WIDTH] = -(-longest // block_size)
+    values[layout.TABLE_WIDTH] = -(-longest // int(values[layout.BLOCK_SIZE]))
     values[layout.PATIENCE] = patience(total)
     values[layout.NUM_BLOCKS] = min(values[layout.NUM_BLOCKS], _most_blocks(values, total) + 1)
-    key_start, keys, num_keys = np.zeros(n, np.int64), np.zeros(1, np.int32), 0
-    if values[layout.CACHING]:
-        blocks = total // block_size
-        num_keys = int(blocks.sum())
-        key_start = np.cumsum(blocks) - blocks
-        keys = np.arange(max(num_keys, 1), dtype=np.int32)
     zeros = np.zeros(n, np.int64)
+    if previous is None:
+        previous = np.full(n, -1, np.int64)
+    child_start, child = children_of(previous)
     return EngineInput(
-        settings=values, accept=np.zeros(1, np.int64), window=np.zeros(1, np.int64),
-        kind=np.zeros(1, np.int64), arrival=np.array(arrival, np.int64),
-        prompt=np.array(prompt, np.int64), output=np.array(output, np.int64), level=zeros,
-        name_rank=np.arange(n), child_start=np.zeros(n + 1, np.int64),
-        child=np.zeros(0, np.int64), delay=zeros, key_start=key_start, keys=keys,
-        num_keys=num_keys, clock=idle_clock() if clock is None else clock,
-        shared=SharedKeys(zeros, zeros, np.zeros(0, np.int32), 0),
-    )  # fmt: skip
+        settings=values,
+        accept=np.zeros(1, np.int64),
+        window=np.zeros(1, np.int64),
+        kind=np.zeros(1, np.int64),
+        arrival=np.where(previous < 0, arrival, -1).astype(np.int64),
+        prompt=np.array(prompt, np.int64),
+        output=np.array(output, np.int64),
+        level=zeros,
+        name_rank=np.arange(n),
+        child_start=child_start,
+        child=child,
+        delay=zeros if delay is None else np.array(delay, np.int64),
+        key_start=zeros,
+        keys=None,
+        num_keys=0,
+        clock=idle_clock() if clock is None else clock,
+        shared=shared or SharedKeys(zeros, zeros, np.zeros(0, np.int32), 0),
+    )
+
+
+def prefix_keys(prefix: PrefixBlocks, block_size: int) -> SharedKeys:
+    """Return the keys of an engine's blocks that several prompts of a trace have.
+
+    A prompt's last, partly filled block of the trace counts as far as it is filled, so a hit that
+    ends inside a block which another prompt fills further is seen, and one between two prompts
+    that fill it differently is not: the share of hits is a lower bound.
+
+    Args:
+        prefix: the trace's blocks.
+        block_size: tokens in a block of the engine.
+
+    Raises:
+        InvalidInput: more keys than 32 bits can number.
+    """
+    count, prompt = np.diff(prefix.start), prefix.prompt
+    uses = np.bincount(prefix.ids, minlength=1)
+    common = uses > 1
+    number = np.cumsum(common) - 1
+    is_common = common[prefix.ids]
+    owner = np.repeat(np.arange(len(prompt)), count)
+    # A chain is common up to some block and private after it.
+    common_blocks = np.bincount(owner[is_common], minlength=len(prompt))
+    shared = np.minimum(common_blocks * prefix.block_tokens, prompt) // block_size
+    per_chain = -(-prefix.block_tokens // block_size)
+    if prefix.block_tokens % block_size and block_size < prefix.block_tokens:
+        per_chain += 1
+    num_keys = int(common.sum()) * per_chain
+    if num_keys >= 2**31:
+        raise InvalidInput(
+            f"{num_keys:,} keys of shared blocks; at most {2**31 - 1:,} are replayed"
+        )
+    chain = np.where(common, number, -1)[prefix.ids].astype(np.int64)
+    keys = expand_keys(
+        chain, np.array(prefix.start[:-1]), shared, prefix.block_tokens, block_size, per_chain
+    )
+    return SharedKeys(np.cumsum(shared) - shared, shared, keys, num_keys)
 
 
 def _most_blocks(settings: IntArray, total: IntArray) -> int:

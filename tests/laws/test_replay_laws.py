@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,9 +9,10 @@ from hypothesis import strategies as st
 
 from sieve.arrays import Requests
 from sieve.sim._kernels import engine as kernel
+from sieve.sim.engine import step_arguments
 from sieve.sim.metrics import gap_statistic, meets, metrics, per_request, queue_growth
 from sieve.sim.replay import REQUEST_EXCEEDS_CACHE, ReplaySettings, simulate
-from sieve.sim.traffic_input import clock_of, private_input, settings_array
+from sieve.sim.traffic_input import clock_of, request_input, settings_array
 from sieve.spec import LatencyLimits
 
 
@@ -80,14 +79,14 @@ def test_compiled_equals_interpreted(tables, work):
     requests, limits = work
     table = tables.affine(base=0.01, per_token=0.001, per_context=1e-6, pp=limits.pipeline_stages)
     values = settings_array(limits, table, requests.closed_loop_users or 0, 400)
-    data = private_input(
+    data = request_input(
         values,
         np.rint(requests.arrival_s * 1e9).astype(np.int64),
         requests.input_tokens,
         requests.output_tokens,
-        clock_of(table, limits.max_num_seqs, 400),
+        clock=clock_of(table, limits.max_num_seqs, 400),
     )
-    args = [getattr(data, field.name) for field in fields(data)]
+    args = step_arguments(data)
     for a, b in zip(kernel.replay(*args), kernel.replay.py_func(*args), strict=True):
         assert np.array_equal(a, b)
 

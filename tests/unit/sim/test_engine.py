@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from sieve.errors import TraceError
 from sieve.sim._kernels import engine as kernel
 from sieve.sim._kernels.layout import PREEMPTED, RECORD_TABLES, RECORD_TURNS
-from sieve.sim.engine import run_engine
+from sieve.sim.engine import run_engine, step_arguments
 from sieve.sim.recorded import step_records, summary_record
 from sieve.sim.scenario import Scenario, read_recording, table_width
 from sieve.sim.scenario_input import engine_input, engine_settings, replay_scenario
-from sieve.sim.traffic_input import private_input
+from sieve.sim.traffic_input import request_input
 
 CONFIG = {
     "block_size": 16,
@@ -187,7 +187,7 @@ def test_private_requests_equal_the_scenario():
     ]
     for caching in (True, False):
         case = scenario(rows, num_gpu_blocks=18, enable_prefix_caching=caching)
-        data = private_input(engine_settings(case.config), arrival, prompt, output)
+        data = request_input(engine_settings(case.config), arrival, prompt, output)
         result, expected = run_engine(data), replay_scenario(case)
         np.testing.assert_array_equal(result.results, expected.results)
         np.testing.assert_array_equal(result.counters, expected.counters)
@@ -324,7 +324,7 @@ def test_recording_changes_nothing(case):
 def test_compiled_equals_interpreted(case):
     data = engine_input(case, RECORD_TABLES)
     compiled = run_engine(data)
-    results, counters, log, *_ = kernel.replay.py_func(*vars(data).values())
+    results, counters, log, *_ = kernel.replay.py_func(*step_arguments(data))
     np.testing.assert_array_equal(results, compiled.results)
     np.testing.assert_array_equal(counters, compiled.counters)
     np.testing.assert_array_equal(log, compiled.log)
