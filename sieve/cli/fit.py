@@ -42,6 +42,13 @@ Eager = Annotated[bool, typer.Option("--enforce-eager", help="No CUDA graphs.")]
 Node = Annotated[
     int, typer.Option("--gpus-per-node", help="Also require tp x pp within a node of this size.")
 ]
+Nodes = Annotated[
+    int,
+    typer.Option("--nodes", help="Most such nodes that one replica may span, its stages whole."),
+]
+Across = Annotated[
+    bool, typer.Option("--tp-across-nodes", help="Let tensor ranks span nodes too; slow.")
+]
 Dcp = Annotated[
     int,
     typer.Option(
@@ -80,6 +87,8 @@ def fit(
     enforce_eager: Eager = False,
     decode_context_parallel_size: Dcp = 1,
     gpus_per_node: Node = 0,
+    nodes: Nodes = 1,
+    tp_across_nodes: Across = False,
     engine: Engine = "vllm",
     isl: Isl = None,
     osl: Osl = None,
@@ -102,7 +111,7 @@ def fit(
             kv_cache_dtype=kv_cache_dtype, max_model_len=max_model_len, max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens, block_size=block_size,
             gpu_memory_utilization=gpu_memory_utilization, enforce_eager=enforce_eager,
-            gpus_per_node=gpus_per_node,
+            gpus_per_node=gpus_per_node, nodes=nodes, tp_across_nodes=tp_across_nodes,
             dcp=decode_context_parallel_size,
             corrections=() if calibration is None else read_corrections(calibration),
         ),
@@ -131,6 +140,8 @@ def check(
     max_num_batched_tokens: Tokens = None,
     decode_context_parallel_size: Dcp = 1,
     gpus_per_node: Node = 0,
+    nodes: Nodes = 1,
+    tp_across_nodes: Across = False,
     engine: Engine = "vllm",
     as_json: JsonFlag = False,
 ) -> None:
@@ -148,7 +159,7 @@ def check(
             model, gpu, engine=engine, tp=tp, pp=pp, ep=ep, weight_dtype=weight_dtype,
             kv_cache_dtype=kv_cache_dtype, max_model_len=max_model_len, max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens, gpus_per_node=gpus_per_node,
-            dcp=decode_context_parallel_size,
+            nodes=nodes, tp_across_nodes=tp_across_nodes, dcp=decode_context_parallel_size,
         )
     )  # fmt: skip
     if as_json:

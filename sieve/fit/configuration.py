@@ -29,7 +29,9 @@ class Configuration:
         gpu_memory_utilization: share of the card.
         enforce_eager: no graphs.
         chunked_prefill: prompts are cut to the token budget.
-        gpus_per_node: most GPUs of one instance, 0: any number.
+        gpus_per_node: GPUs of a node, 0: one instance may have any number.
+        nodes: most nodes that one instance may span.
+        tp_across_nodes: its tensor ranks may span nodes too.
         defaulted: options that the user left to the engine.
         dcp: decode context parallel size.
         corrections: of the ledger, from start-up logs.
@@ -54,6 +56,8 @@ class Configuration:
     defaulted: tuple[str, ...]
     dcp: int = 1
     corrections: tuple[Correction, ...] = ()
+    nodes: int = 1
+    tp_across_nodes: bool = False
 
     @property
     def correction_key(self) -> CorrectionKey:
@@ -92,6 +96,8 @@ def configure(
     block_size: int | None = None,
     enforce_eager: bool = False,
     gpus_per_node: int = 0,
+    nodes: int = 1,
+    tp_across_nodes: bool = False,
     dcp: int = 1,
     corrections: tuple[Correction, ...] = (),
     base_dir: Path | None = None,
@@ -106,6 +112,11 @@ def configure(
     for name, size in (("tp", tp), ("pp", pp), ("ep", ep), ("dcp", dcp)):
         _whole(name, size, 1, 4096)
     _whole("gpus_per_node", gpus_per_node, 0, 4096)
+    _whole("nodes", nodes, 1, 1024)
+    if not gpus_per_node and (nodes > 1 or tp_across_nodes):
+        raise InvalidInput("nodes and tp_across_nodes need gpus_per_node, the GPUs of a node")
+    if tp_across_nodes and nodes == 1:
+        raise InvalidInput("tp_across_nodes has no effect on one node; give nodes, or leave it out")
     facts = model
     if isinstance(facts, str):
         name = facts
@@ -167,6 +178,8 @@ def configure(
         enforce_eager=enforce_eager,
         chunked_prefill=chunked,
         gpus_per_node=gpus_per_node,
+        nodes=nodes,
+        tp_across_nodes=tp_across_nodes,
         defaulted=tuple(defaulted),
         dcp=dcp,
         corrections=corrections,

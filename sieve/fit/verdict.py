@@ -184,7 +184,8 @@ def _remedies(result: Fit) -> tuple[str, ...]:
         if c.tp < size <= 64:
             ep = size if c.ep > 1 else 1
             changes.append((f"tp {size}", {"tp": size, "ep": ep}))
-    depths = [size for size in (2, 4, 8) if c.pp < size <= c.model.num_hidden_layers]
+    deeper = legal_sizes(c, rules_of(c), "pp")
+    depths = [size for size in (2, 4, 8, 16) if c.pp < size and size in deeper]
     changes += [(f"pp {size}", {"pp": size}) for size in depths]
     seen: set[str] = set()
     for words, change in changes:

@@ -17,6 +17,8 @@ from sieve.catalog.architecture import ModelArchitecture
 from sieve.catalog.matrices import padded_vocabulary
 from sieve.errors import InvalidInput
 from sieve.validity.blocks import block_faults
+from sieve.validity.context_parallel import context_parallel_fault
+from sieve.validity.nodes import replica_nodes
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,10 +33,14 @@ class Candidates:
         compute_capability: (n,) of the GPU, nan where it has none.
         needs_capability: (n,) least capability for the precisions chosen, 0 if any will do.
         gpus_per_node, max_gpus: limits of the fleet.
+        nodes_per_replica: nodes that one replica may take.
+        tp_across_nodes: the tensor ranks of a stage may stand on several nodes.
         longest_request: longest prompt + answer of the traffic, tokens.
         has_blocks: (n,) weights are served in the checkpoint's own block-quantised form; None: yes.
         expert_block_floor: of the engine profile.
         chunked_prefill: long prompts are cut to the token budget.
+        dcp: (n,) decode context parallel sizes; None: 1.
+        context_parallel: layers that the engine can serve so, as in its profile.
     """
 
     model: ModelArchitecture
@@ -54,6 +60,10 @@ class Candidates:
     has_blocks: BoolArray | None = None
     expert_block_floor: int = 0
     chunked_prefill: bool = True
+    nodes_per_replica: int = 1
+    tp_across_nodes: bool = False
+    dcp: IntArray | None = None
+    context_parallel: str = "none"
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,7 +208,45 @@ def _pp_layers(c: Candidates) -> Finding:
 
 
 def _node(c: Candidates) -> Finding:
-    return Finding(c.tp * c.pp > c.gpus_per_node, c.tp * c.pp, c.gpus_per_node, "GPUs in a node")
+    """A replica stands in one node, or in as many as the fleet allows, its stages whole."""
+    ranks = c.tp * c.pp
+    if c.nodes_per_replica == 1:
+        return Finding(ranks > c.gpus_per_node, ranks, c.gpus_per_node, "GPUs in a node")
+    nodes = replica_nodes(
+        c.tp, c.pp, gpus_per_node=c.gpus_per_node, most_nodes=c.nodes_per_replica,
+        tp_across=c.tp_across_nodes,
+    )  # fmt: skip
+    fails = nodes == 0
+    wide = fails & (c.tp > c.gpus_per_node) & (not c.tp_across_nodes)
+    needed = replica_nodes(
+        c.tp, c.pp, gpus_per_node=c.gpus_per_node, most_nodes=2**31, tp_across=True
+    )
+    unit = np.where(wide, "tensor ranks in a node", "nodes for one replica, its stages whole")
+    return Finding(
+        fails,
+        np.where(wide, c.tp, needed),
+        np.where(wide, c.gpus_per_node, c.nodes_per_replica),
+        np.asarray(unit, object),
+    )
+
+
+def _decode_context_parallel(c: Candidates) -> Finding:
+    """Ranks that hold copies of a cache may share out its tokens."""
+    n = len(c.tp)
+    fails, unit = np.zeros(n, np.bool_), np.full(n, "", object)
+    observed, limit = np.zeros(n), np.zeros(n)
+    if c.dcp is None:
+        return Finding(fails, observed, limit, unit)
+    pairs = c.tp.astype(np.int64) * 2**31 + c.dcp
+    for pair in np.unique(pairs[c.dcp > 1]).tolist():
+        tp, dcp = divmod(pair, 2**31)
+        fault = context_parallel_fault(c.model, tp=tp, dcp=dcp, kinds=c.context_parallel)
+        if fault is None:
+            continue
+        rows = pairs == pair
+        fails |= rows
+        observed[rows], limit[rows], unit[rows] = fault.observed, fault.limit, fault.unit
+    return Finding(fails, observed, limit, unit)
 
 
 def _gpu_budget(c: Candidates) -> Finding:
@@ -272,6 +320,7 @@ RULES: Final[Mapping[str, Callable[[Candidates], Finding]]] = {
     "ep_divides_experts": _ep_divides_experts,
     "pp_divides": _pp_divides,
     "pp_layers": _pp_layers,
+    "decode_context_parallel": _decode_context_parallel,
     "node": _node,
     "gpu_budget": _gpu_budget,
     "tokens_cover_seqs": _tokens_cover_seqs,
