@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from sieve.arrays import IntArray
+from sieve.arrays import IntArray, distinct
 
 _LARGE: Final = 2**31
 
@@ -31,17 +31,19 @@ def replica_nodes(
         most_nodes: that a replica may take.
         tp_across: the tensor ranks of a stage may stand on several nodes.
     """
-    pairs, place = np.unique(np.asarray(tp, np.int64) * _LARGE + pp, return_inverse=True)
-    needed = np.array(
-        [_nodes_needed(pair // _LARGE, pair % _LARGE, gpus_per_node) for pair in pairs.tolist()],
-        np.int64,
-    )
-    inside = (pairs // _LARGE <= gpus_per_node) | tp_across
-    return np.where(inside & (needed <= most_nodes), needed, 0)[place]
+    needed = nodes_needed(tp, pp, gpus_per_node)
+    inside = (tp <= gpus_per_node) | tp_across
+    return np.where(inside & (needed <= most_nodes), needed, 0)
+
+
+def nodes_needed(tp: IntArray, pp: IntArray, gpus_per_node: int) -> IntArray:
+    """Return the fewest nodes on which one replica could stand, were all allowed, (n,)."""
+    pairs, place = distinct(np.asarray(tp, np.int64) * _LARGE + pp)
+    found = [_nodes_needed(pair // _LARGE, pair % _LARGE, gpus_per_node) for pair in pairs.tolist()]
+    return np.array(found, np.int64)[place]
 
 
 def _nodes_needed(tp: int, pp: int, gpus_per_node: int) -> int:
-    """Return the fewest nodes on which one replica could stand, were any number allowed."""
     if tp <= gpus_per_node:
         shares = (n for n in range(1, pp + 1) if pp % n == 0 and tp * pp // n <= gpus_per_node)
         return next(shares)

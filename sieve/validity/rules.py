@@ -12,13 +12,13 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from sieve.arrays import BoolArray, FloatArray, IntArray
+from sieve.arrays import BoolArray, FloatArray, IntArray, distinct
 from sieve.catalog.architecture import ModelArchitecture
 from sieve.catalog.matrices import padded_vocabulary
 from sieve.errors import InvalidInput
 from sieve.validity.blocks import block_faults
 from sieve.validity.context_parallel import context_parallel_fault
-from sieve.validity.nodes import replica_nodes
+from sieve.validity.nodes import nodes_needed
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,8 +148,8 @@ def _quant_blocks(c: Candidates) -> Finding:
     if not (c.model.quant_block or c.model.quant_group):
         return Finding(fails, observed, limit, unit)
     applies = np.ones(n, np.bool_) if c.has_blocks is None else c.has_blocks
-    pairs = c.tp.astype(np.int64) * 2**31 + c.ep
-    for pair in np.unique(pairs).tolist():
+    pairs, place = distinct(c.tp.astype(np.int64) * 2**31 + c.ep)
+    for number, pair in enumerate(pairs.tolist()):
         faults = block_faults(
             c.model,
             tp=pair // 2**31,
@@ -158,7 +158,7 @@ def _quant_blocks(c: Candidates) -> Finding:
         )
         if not faults:
             continue
-        rows = applies & (pairs == pair)
+        rows = applies & (place == number)
         first = faults[0]
         fails |= rows
         observed[rows], limit[rows] = first.shard, first.block
@@ -212,21 +212,14 @@ def _node(c: Candidates) -> Finding:
     ranks = c.tp * c.pp
     if c.nodes_per_replica == 1:
         return Finding(ranks > c.gpus_per_node, ranks, c.gpus_per_node, "GPUs in a node")
-    nodes = replica_nodes(
-        c.tp, c.pp, gpus_per_node=c.gpus_per_node, most_nodes=c.nodes_per_replica,
-        tp_across=c.tp_across_nodes,
-    )  # fmt: skip
-    fails = nodes == 0
-    wide = fails & (c.tp > c.gpus_per_node) & (not c.tp_across_nodes)
-    needed = replica_nodes(
-        c.tp, c.pp, gpus_per_node=c.gpus_per_node, most_nodes=2**31, tp_across=True
-    )
-    unit = np.where(wide, "tensor ranks in a node", "nodes for one replica, its stages whole")
+    needed = nodes_needed(c.tp, c.pp, c.gpus_per_node)
+    wide = (c.tp > c.gpus_per_node) & (not c.tp_across_nodes)
+    units = np.array(["nodes for one replica, its stages whole", "tensor ranks in a node"], object)
     return Finding(
-        fails,
+        wide | (needed > c.nodes_per_replica),
         np.where(wide, c.tp, needed),
         np.where(wide, c.gpus_per_node, c.nodes_per_replica),
-        np.asarray(unit, object),
+        units[wide.astype(np.int8)],
     )
 
 
@@ -237,15 +230,15 @@ def _decode_context_parallel(c: Candidates) -> Finding:
     observed, limit = np.zeros(n), np.zeros(n)
     if c.dcp is None:
         return Finding(fails, observed, limit, unit)
-    pairs = c.tp.astype(np.int64) * 2**31 + c.dcp
-    for pair in np.unique(pairs[c.dcp > 1]).tolist():
+    pairs, place = distinct(c.tp.astype(np.int64) * 2**31 + c.dcp)
+    for number, pair in enumerate(pairs.tolist()):
         tp, dcp = divmod(pair, 2**31)
         fault = context_parallel_fault(c.model, tp=tp, dcp=dcp, kinds=c.context_parallel)
         if fault is None:
             continue
-        rows = pairs == pair
-        fails |= rows
-        observed[rows], limit[rows], unit[rows] = fault.observed, fault.limit, fault.unit
+        rows = np.flatnonzero(place == number)
+        fails[rows], unit[rows] = True, fault.unit
+        observed[rows], limit[rows] = fault.observed, fault.limit
     return Finding(fails, observed, limit, unit)
 
 
@@ -355,18 +348,24 @@ def check(candidates: Candidates, rules: Sequence[str]) -> Verdicts:
         InvalidInput: an engine profile names a rule that does not exist.
     """
     n = len(candidates.tp)
-    reason = np.full(n, "", object)
-    unit = np.full(n, "", object)
+    first = np.zeros(n, np.int16)  # place of the rule that fails, from 1
     observed, limit = np.full(n, np.nan), np.full(n, np.nan)
-    for name in rules:
+    units = [""]
+    by_row = []
+    for place, name in enumerate(rules, start=1):
         if name not in RULES:
             raise InvalidInput(f"unknown validity rule {name!r}; rules are: {', '.join(RULES)}")
         found = RULES[name](candidates)
-        new = np.asarray(found.fails, np.bool_) & (reason == "")
-        if not new.any():
+        new = np.flatnonzero(np.asarray(found.fails, np.bool_) & (first == 0))
+        units.append(found.unit if isinstance(found.unit, str) else "")
+        if not len(new):
             continue
-        reason[new] = name
-        unit[new] = found.unit if isinstance(found.unit, str) else found.unit[new]
+        first[new] = place
+        if not isinstance(found.unit, str):
+            by_row.append((new, found.unit[new]))
         observed[new] = np.broadcast_to(np.asarray(found.observed, np.float64), n)[new]
         limit[new] = np.broadcast_to(np.asarray(found.limit, np.float64), n)[new]
-    return Verdicts(reason, observed, limit, unit)
+    unit = np.array(units, object)[first]
+    for rows, texts in by_row:
+        unit[rows] = texts
+    return Verdicts(np.array(["", *rules], object)[first], observed, limit, unit)
