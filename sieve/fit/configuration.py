@@ -32,6 +32,7 @@ class Configuration:
         gpus_per_node: GPUs of a node, 0: one instance may have any number.
         nodes: most nodes that one instance may span.
         tp_across_nodes: its tensor ranks may span nodes too.
+        pp_layer_partition: layers of each stage, empty: as the engine divides them.
         defaulted: options that the user left to the engine.
         dcp: decode context parallel size.
         corrections: of the ledger, from start-up logs.
@@ -58,6 +59,7 @@ class Configuration:
     corrections: tuple[Correction, ...] = ()
     nodes: int = 1
     tp_across_nodes: bool = False
+    pp_layer_partition: tuple[int, ...] = ()
 
     @property
     def correction_key(self) -> CorrectionKey:
@@ -98,6 +100,7 @@ def configure(
     gpus_per_node: int = 0,
     nodes: int = 1,
     tp_across_nodes: bool = False,
+    pp_layer_partition: tuple[int, ...] = (),
     dcp: int = 1,
     corrections: tuple[Correction, ...] = (),
     base_dir: Path | None = None,
@@ -124,6 +127,7 @@ def configure(
         facts = with_stored_weights(facts, name, base_dir=base_dir)
     card = load_gpu(gpu) if isinstance(gpu, str) else gpu
     profile = load_engine(engine) if isinstance(engine, str) else engine
+    _check_partition(facts, profile, pp, pp_layer_partition)
     defaulted = []
 
     def pick(name: str, value: Any, default: Callable[[], Any]) -> Any:
@@ -180,10 +184,34 @@ def configure(
         gpus_per_node=gpus_per_node,
         nodes=nodes,
         tp_across_nodes=tp_across_nodes,
+        pp_layer_partition=tuple(pp_layer_partition),
         defaulted=tuple(defaulted),
         dcp=dcp,
         corrections=corrections,
     )
+
+
+def _check_partition(
+    model: ModelArchitecture, engine: EngineProfile, pp: int, partition: tuple[int, ...]
+) -> None:
+    """Refuse layers by stage that are not all the model's, as the engine does."""
+    if not partition:
+        return
+    shown = ",".join(str(part) for part in partition)
+    if engine.name == "reference":
+        raise InvalidInput(
+            f"pp_layer_partition {shown}: the plain rules of engine reference divide layers evenly"
+        )
+    if len(partition) != pp:
+        raise InvalidInput(
+            f"pp_layer_partition {shown} has {len(partition)} parts for pp {pp}; give one number "
+            "of layers for each stage"
+        )
+    if min(partition) < 1 or sum(partition) != model.num_hidden_layers:
+        raise InvalidInput(
+            f"pp_layer_partition {shown} holds {sum(partition)} layers; {model.name} has "
+            f"{model.num_hidden_layers}, at least one on each stage"
+        )
 
 
 def _default_budget(profile: EngineProfile, gpu: Gpu, length: int, *, chunked: bool) -> int:

@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from sieve.fit.configuration import Configuration
+from sieve.memory.weights import stage_layers
 from sieve.validity.blocks import block_faults
 from sieve.validity.capability import (
     LEAST_CAPABILITY,
@@ -246,7 +247,9 @@ def _validity_notes(configuration: Configuration) -> tuple[str, ...]:
             f"{c.weights.name} arithmetic needs compute capability {native:g}, this GPU has "
             f"{have:g}: weights are unpacked, activations stay in 16 bits"
         )
-    if c.pp > 1 and c.model.num_hidden_layers % c.pp:
-        out.append("the layers do not divide evenly over the stages: stages differ in memory")
+    sizes = stage_layers(c.model.num_hidden_layers, c.pp, c.pp_layer_partition)
+    if len({len(part) for part in sizes}) > 1:
+        shown = ", ".join(str(len(part)) for part in sizes)
+        out.append(f"stages hold {shown} layers and differ in memory; each is judged on its own")
     out += _node_notes(c)
     return tuple(out)

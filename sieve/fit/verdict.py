@@ -297,6 +297,8 @@ def document(result: Fit | Check) -> dict[str, Any]:
             "max_num_seqs": c.max_num_seqs, "max_num_batched_tokens": c.max_num_batched_tokens,
             "gpu_memory_utilization": c.gpu_memory_utilization, "block_size": c.block_size,
             "enforce_eager": c.enforce_eager, "decode_context_parallel_size": c.dcp,
+            "pp_layer_partition": list(c.pp_layer_partition), "gpus_per_node": c.gpus_per_node,
+            "nodes": c.nodes, "tp_across_nodes": c.tp_across_nodes,
         },
         "defaulted": list(c.defaulted),
         "valid": all(rule.ok for rule in rules),

@@ -30,7 +30,8 @@ class LedgerInput:
     What is None takes its plain value: `expert_bytes_per_param` that of all weights, `ep` 1,
     `max_num_batched_tokens` the engine's smallest default, `max_model_len` the model's limit,
     `enforce_eager` False, `dcp` (ranks that share a sequence's cache) 1. `extra_bytes` is added to
-    the terms that it names: `activation_bytes`, `non_torch_bytes`, `graph_bytes`.
+    the terms that it names: `activation_bytes`, `non_torch_bytes`, `graph_bytes`. `partition` holds
+    the layers of each stage where `pp` is its length; elsewhere the engine divides them.
     """
 
     memory_bytes: FloatArray
@@ -50,6 +51,7 @@ class LedgerInput:
     kv_dtype: str = ""
     dcp: IntArray | None = None
     extra_bytes: Mapping[str, FloatArray] | None = None
+    partition: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,7 +183,7 @@ def stage_ledgers(
         given.tp, given.pp, ep, given.weight_bytes_per_param, given.load_bytes_per_param, expert,
         given.kv_bytes_per_element, given.block_size, _or(given.dcp, n, 1),
     )  # fmt: skip
-    tables = _StageTables(model, engine, shapes, given.kv_dtype)
+    tables = _StageTables(model, engine, shapes, given.kv_dtype, given.partition)
     for stage in range(tables.depth):
         weights, load = tables.weights[stage][place], tables.load[stage][place]
         layers = tables.layers[stage][place]
@@ -266,22 +268,25 @@ class _StageTables:
 
     def __init__(
         self, model: ModelArchitecture, engine: EngineProfile, shapes: Sequence[tuple[float, ...]],
-        kv_dtype: str,
+        kv_dtype: str, partition: tuple[int, ...],
     ) -> None:  # fmt: skip
         rules = tuple(sorted(engine.cache.items()))
         rows = []
         for tp, pp, ep, size, loading, expert, kv, block_size, dcp in shapes:
-            shape = {"tp": int(tp), "pp": int(pp), "ep": int(ep)}
+            parts = partition if len(partition) == pp else ()
+            shape: dict[str, Any] = {
+                "tp": int(tp), "pp": int(pp), "ep": int(ep), "partition": parts
+            }  # fmt: skip
             layouts = cache_layouts(
                 model, tp=int(tp), pp=int(pp), kv_bytes=kv, block_size=int(block_size),
-                kv_dtype=kv_dtype, rules=rules, dcp=int(dcp),
+                kv_dtype=kv_dtype, rules=rules, dcp=int(dcp), partition=parts,
             )  # fmt: skip
             weights = stage_weight_bytes(model, linear=size, expert=expert, **shape)
             load = stage_weight_bytes(
                 model, linear=loading, expert=max(expert, loading) if loading > size else expert,
                 **shape,
             )  # fmt: skip
-            layers = [len(part) for part in stage_layers(model.num_hidden_layers, int(pp))]
+            layers = [len(part) for part in stage_layers(model.num_hidden_layers, int(pp), parts)]
             seen: dict[object, tuple[int, int, float, float, CacheLayout, bool]] = {}
             for stage, count in enumerate(layers):
                 last = stage == int(pp) - 1

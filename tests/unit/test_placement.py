@@ -11,6 +11,7 @@ import pytest
 import sieve
 from sieve.errors import SpecError
 from sieve.export.vllm_serve import parse_command
+from sieve.fit import configure, fit
 from sieve.spec import load_spec
 
 Make = Callable[..., dict[str, Any]]
@@ -139,3 +140,23 @@ def test_the_block_of_an_option_axis_is_one_ranks(placed: Callable[..., Any]) ->
     sizes = result.candidates["kv_tokens"].to_list()
     # Twice the tokens in a block, half the blocks, one of which the engine keeps: 64 tokens fewer.
     assert 0 <= sizes[0] - sizes[1] <= 2 * 64
+
+
+@pytest.mark.parametrize(("pp", "layers"), [(5, [9, 10, 10, 10, 9]), (7, [7, 7, 7, 7, 7, 7, 6])])
+def test_run_and_fit_open_the_same_ledger_of_uneven_stages(
+    placed: Callable[..., Any], pp: int, layers: list[int]
+) -> None:
+    result = placed({"tp": [1], "pp": [pp], "max_model_len": [8192]})
+    (row,) = result.candidates.iter_rows(named=True)
+    found = fit(
+        configure(
+            "Qwen/Qwen3-30B-A3B", "H100-SXM-80GB", pp=pp, weight_dtype="bf16", max_num_seqs=64,
+            max_num_batched_tokens=2048, max_model_len=8192,
+        )
+    )  # fmt: skip
+    assert sum(layers) == 48
+    assert any(", ".join(map(str, layers)) in note for note in found.notes)
+    assert row["num_gpu_blocks"] == found.num_blocks
+    assert row["kv_block_bytes_per_gpu"] == max(layers) * 16 * 2 * 4 * 128 * 2
+    notes = [a["text"] for a in result.data["assumptions"] if a["about"] == "step time"]
+    assert any(f"the fullest holds {max(layers)} layers" in note for note in notes)
