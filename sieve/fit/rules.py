@@ -20,7 +20,7 @@ from sieve.validity.capability import (
 )
 from sieve.validity.context_parallel import RULE as CONTEXT_PARALLEL
 from sieve.validity.context_parallel import context_parallel_fault
-from sieve.validity.nodes import replica_nodes
+from sieve.validity.nodes import nodes_needed, replica_nodes
 from sieve.validity.rules import Candidates
 from sieve.validity.rules import check as check_rules
 
@@ -28,6 +28,7 @@ _OWN_LIMITS: Final = frozenset({"rates_known", "model_len", "gpu_budget"})
 """Rules about what sieve can time, about traffic or about a fleet: no matter of one deployment."""
 _MOST_RANKS: Final = 128
 _USUAL_GROUP: Final = 128
+_MOST_LISTED: Final = 8
 
 
 @dataclass(frozen=True)
@@ -137,11 +138,29 @@ def _context_kinds(c: Configuration) -> str:
 
 def _legal_on_nodes(c: Configuration) -> str:
     if c.nodes == 1:
-        return f"tp x pp up to {c.gpus_per_node}"
+        needed = int(nodes_needed(np.array([c.tp]), np.array([c.pp]), c.gpus_per_node)[0])
+        further = f"; or nodes {needed}" if c.tp <= c.gpus_per_node else ""
+        return f"tp x pp up to {c.gpus_per_node}{further}"
     if c.tp > c.gpus_per_node and not c.tp_across_nodes:
         return f"tp up to {c.gpus_per_node}, or tensor ranks across nodes, which is slow"
     depths = _listed(legal_sizes(c, ["node"], "pp"))
     return f"pp {depths} at tp {c.tp} on up to {c.nodes} nodes of {c.gpus_per_node}"
+
+
+def _legal_formats(c: Configuration, have: float) -> str:
+    """Return the formats that the card can serve, of the weights, the cache or both at fault."""
+    out = []
+    if weight_capability(c.weights.name, c.engine.capability) > have:
+        fine = [
+            name
+            for name in LEAST_CAPABILITY["weights"]
+            if weight_capability(name, c.engine.capability) <= have
+        ]
+        out.append(f"weights in {', '.join(fine) or 'no known format'}")
+    if LEAST_CAPABILITY["cache"].get(c.kv_cache_dtype, 0.0) > have:
+        fine = [name for name, least in LEAST_CAPABILITY["cache"].items() if least <= have]
+        out.append(f"a cache in {', '.join(['auto', *fine])}")
+    return ", ".join(out)
 
 
 def _legal(configuration: Configuration, rule: str) -> str:
@@ -162,13 +181,7 @@ def _legal(configuration: Configuration, rule: str) -> str:
     if rule == "ep_size":
         return f"ep 1 or {c.tp}" if c.model.moe else "ep 1"
     if rule == "dtype_supported":
-        have = c.gpu.compute_capability or 0.0
-        names = [
-            name
-            for name in LEAST_CAPABILITY["weights"]
-            if weight_capability(name, c.engine.capability) <= have
-        ]
-        return f"weights in {', '.join(names)}"
+        return _legal_formats(c, c.gpu.compute_capability or 0.0)
     knob = "pp" if rule == "pp_divides" else "ep" if rule == "ep_divides_experts" else "tp"
     alone = legal_sizes(c, [rule], knob)
     if knob != "tp":
@@ -224,8 +237,11 @@ def _validity_notes(configuration: Configuration) -> tuple[str, ...]:
     c = configuration
     out = []
     kinds = [kind for kind in c.model.kinds if kind.stores_kv]
-    if any(kind.kind == "latent" for kind in kinds):
-        out.append("the latent KV cache is whole on every tensor rank: it does not shrink with tp")
+    if any(kind.kind in {"latent", "compressed"} for kind in kinds):
+        if c.dcp == 1:
+            out.append(
+                "the latent KV cache is whole on every tensor rank: it does not shrink with tp"
+            )
     elif c.tp > c.model.num_key_value_heads and c.tp % c.model.num_key_value_heads == 0:
         copies = c.tp // c.model.num_key_value_heads // c.dcp
         if copies > 1:
@@ -248,8 +264,11 @@ def _validity_notes(configuration: Configuration) -> tuple[str, ...]:
             f"{have:g}: weights are unpacked, activations stay in 16 bits"
         )
     sizes = stage_layers(c.model.num_hidden_layers, c.pp, c.pp_layer_partition)
-    if len({len(part) for part in sizes}) > 1:
-        shown = ", ".join(str(len(part)) for part in sizes)
+    counts = [len(part) for part in sizes]
+    if len(set(counts)) > 1 and min(counts) > 0:
+        shown = ", ".join(str(size) for size in counts)
+        if len(counts) > _MOST_LISTED:
+            shown = f"{min(counts)} to {max(counts)}"
         out.append(f"stages hold {shown} layers and differ in memory; each is judged on its own")
     out += _node_notes(c)
     return tuple(out)

@@ -194,7 +194,7 @@ def _ep_size(c: Candidates) -> Finding:
 
 
 def _ep_divides_experts(c: Candidates) -> Finding:
-    experts = c.model.moe.num_experts if c.model.moe else 1
+    experts = c.model.moe.num_experts if c.model.moe else 0  # no experts: a matter of `ep_size`
     return Finding((c.ep > 1) & (experts % c.ep != 0), experts, c.ep, "experts, divisible by ep")
 
 
