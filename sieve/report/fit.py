@@ -79,6 +79,8 @@ def print_memory_check(report: dict[str, Any]) -> None:
     out.print("Figures read predicted / logged, in GiB per GPU.")
     for skipped in report["skipped"]:
         out.print(f"  skipped {escape(str(skipped['row']))}: {escape(skipped['reason'])}")
+    for column in report["unread_columns"]:
+        out.print(f"  column {escape(column)} is not known and was not read")
     for name, value in report["summary"].items():
         shown = "unknown" if value is None else plain(value) if isinstance(value, float) else value
         out.print(f"  {name} {shown}")
