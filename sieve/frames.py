@@ -7,8 +7,9 @@ table.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import polars as pl
 
@@ -49,6 +50,7 @@ AXES: Final = (
 
 OPTIONS: Final = {
     "block_size": "int",
+    "decode_context_parallel_size": "int",
     "gpu_memory_utilization": "float",
     "max_model_len": "int",
 }
@@ -65,7 +67,10 @@ COLUMNS: Final = (
     Column("kv_cache_dtype", _S, "", 0, "precision of the KV cache, engine spelling"),
     Column("max_num_seqs", _I, "", 0, "most requests in one iteration"),
     Column("max_num_batched_tokens", _I, "tokens", 0, "token budget of one iteration"),
-    Column("block_size", _I, "tokens", 0, "tokens in one KV block"),
+    Column(
+        "decode_context_parallel_size", _I, "", 0, "ranks that share out the tokens of a sequence"
+    ),
+    Column("block_size", _I, "tokens", 0, "tokens in one KV block, of all ranks that share it out"),
     Column(
         "gpu_memory_utilization", _F, "", 0, "share of the GPU's memory that the engine may use"
     ),
@@ -96,6 +101,13 @@ REJECTION_COLUMNS: Final = {
 """What a rejected row carries: the stage, why, and the two numbers compared."""
 
 KINDS: Final = ("infeasible", "misses_slo", "not_selected")
+
+
+def engine_option(row: Mapping[str, Any], name: str) -> Any:
+    """Return the value of an option as the engine takes it; its blocks are those of one rank."""
+    if name == "block_size":
+        return row[name] // row.get("decode_context_parallel_size", 1)
+    return row[name]
 
 
 def columns_after(stage: int) -> list[str]:

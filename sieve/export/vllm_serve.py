@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from sieve.errors import ExportError
+from sieve.frames import engine_option
 
 WRITTEN_FOR: Final = "vLLM 0.33.0"
 _VALUE_FLAGS: Final = {
@@ -19,6 +20,10 @@ _VALUE_FLAGS: Final = {
     "--block-size": ("block_size", int),
     "--kv-cache-dtype": ("kv_cache_dtype", str),
 }
+_CONTEXT_PARALLEL: Final = "--decode-context-parallel-size"
+_NODE_RANK: Final = "${NODE_RANK:?}"
+_MASTER_ADDR: Final = "${MASTER_ADDR:?}"
+_REST: Final = "$@"
 _SWITCHES: Final = (
     "--enable-expert-parallel", "--enable-chunked-prefill", "--no-enable-prefix-caching",
     "--no-async-scheduling",
@@ -26,9 +31,12 @@ _SWITCHES: Final = (
 _PLAIN: Final = {"bf16": "bfloat16", "fp16": "float16"}
 CHECKPOINT: Final = "${CHECKPOINT:?}"
 """Stands for a checkpoint that the user must name; the script stops when it is not set."""
+_OF_THE_SHELL: Final = frozenset({CHECKPOINT, _NODE_RANK, _MASTER_ADDR, _REST})
 
 
-def serve_command(row: Mapping[str, Any], model: str, checkpoint_dtype: str) -> list[str]:
+def serve_command(
+    row: Mapping[str, Any], model: str, checkpoint_dtype: str, *, nodes: int = 1
+) -> list[str]:
     """Return the argument list that starts one replica of a candidate, every option spelled out.
 
     Switches turn off what the replay does not model, so that the command is what was evaluated.
@@ -39,12 +47,17 @@ def serve_command(row: Mapping[str, Any], model: str, checkpoint_dtype: str) -> 
         row: a row of the candidate frame.
         model: hub id or path that the engine loads.
         checkpoint_dtype: precision of the published weights.
+        nodes: that the replica spans; with several the rank of the node and the address of the
+            first are variables of the shell.
     """
     placeholder = model == CHECKPOINT or needs_checkpoint(row["weight_dtype"], checkpoint_dtype)
     args = ["vllm", "serve", CHECKPOINT if placeholder else model]
     for flag, (column, _) in _VALUE_FLAGS.items():
         if row[column] is not None:
-            args += [flag, _text(row[column])]
+            args += [flag, _text(engine_option(row, column))]
+    shared = row.get("decode_context_parallel_size", 1)
+    if shared > 1:
+        args += [_CONTEXT_PARALLEL, str(shared)]
     if row["ep"] > 1:
         args.append("--enable-expert-parallel")
     if row["weight_dtype"] in _PLAIN:
@@ -52,7 +65,10 @@ def serve_command(row: Mapping[str, Any], model: str, checkpoint_dtype: str) -> 
     elif row["weight_dtype"] == "fp8" and checkpoint_dtype != "fp8":
         args += ["--quantization", "fp8"]
     args += ["--enable-chunked-prefill", "--no-enable-prefix-caching", "--no-async-scheduling"]
-    return [*args, "--scheduling-policy", "fcfs"]
+    args += ["--scheduling-policy", "fcfs"]
+    if nodes > 1:
+        args += ["--nnodes", str(nodes), "--node-rank", _NODE_RANK, "--master-addr", _MASTER_ADDR]
+    return args
 
 
 def _text(value: Any) -> str:
@@ -78,7 +94,7 @@ def parse_command(args: Sequence[str]) -> dict[str, Any]:
     """
     if list(args[:2]) != ["vllm", "serve"] or len(args) < 3:
         raise ExportError(f"found {shlex.join(args[:3])!r}, expected vllm serve MODEL")
-    row: dict[str, Any] = {"model": args[2], "ep": 1}
+    row: dict[str, Any] = {"model": args[2], "ep": 1, "decode_context_parallel_size": 1}
     rest = list(args[3:])
     while rest:
         flag = rest.pop(0)
@@ -92,12 +108,22 @@ def parse_command(args: Sequence[str]) -> dict[str, Any]:
             row["weight_dtype"] = _value(flag, rest, str)
         elif flag == "--scheduling-policy":
             row["scheduling_policy"] = _value(flag, rest, str)
+        elif flag == _CONTEXT_PARALLEL:
+            row["decode_context_parallel_size"] = _value(flag, rest, int)
+        elif flag == "--nnodes":
+            row["nodes"] = _value(flag, rest, int)
+        elif flag in {"--node-rank", "--master-addr"}:
+            _value(flag, rest, str)  # of one node, not of the candidate
+        elif flag == _REST:
+            continue
         elif flag in _SWITCHES:
             row[flag.removeprefix("--").replace("-", "_")] = True
         else:
             raise ExportError(f"unknown flag {flag!r} in a vllm serve command")
     if row.pop("enable_expert_parallel", False):
         row["ep"] = row["tp"]
+    if "block_size" in row:
+        row["block_size"] *= row["decode_context_parallel_size"]
     return row
 
 
@@ -112,9 +138,11 @@ def _value(flag: str, rest: list[str], kind: Callable[[str], Any]) -> Any:
         raise ExportError(f"{flag}: cannot read {text!r}") from None
 
 
-def serve_script(row: Mapping[str, Any], model: str, checkpoint_dtype: str, engine: str) -> str:
-    """Return `serve.sh`: comments, then the command of one replica."""
-    args = serve_command(row, model, checkpoint_dtype)
+def serve_script(
+    row: Mapping[str, Any], model: str, checkpoint_dtype: str, engine: str, *, nodes: int = 1
+) -> str:
+    """Return `serve.sh`: comments, then the command of one replica, or of each of its nodes."""
+    args = serve_command(row, model, checkpoint_dtype, nodes=nodes)
     lines = [
         "#!/usr/bin/env bash",
         f"# {_comment(row['candidate_id'])}",
@@ -140,8 +168,16 @@ def serve_script(row: Mapping[str, Any], model: str, checkpoint_dtype: str, engi
             f"{_comment(row['weight_dtype'])} weights: no flag makes them from "
             f"{_comment(checkpoint_dtype)}."
         )
+    before = []
+    if nodes > 1:
+        lines.append(
+            f"# The replica spans {nodes} nodes: run this on each, with NODE_RANK from 0 to "
+            f"{nodes - 1} and MASTER_ADDR the address of the node with rank 0."
+        )
+        before = ['if [ "${NODE_RANK:?}" -gt 0 ]; then set -- --headless "$@"; fi']
+        args.append(_REST)
     command = " \\\n  ".join(_grouped(args))
-    return "\n".join([*lines, "set -euo pipefail", f"exec {command}", ""])
+    return "\n".join([*lines, "set -euo pipefail", *before, f"exec {command}", ""])
 
 
 def _grouped(args: Sequence[str]) -> list[str]:
@@ -152,7 +188,7 @@ def _grouped(args: Sequence[str]) -> list[str]:
         if arg.startswith("--"):
             pieces.append(shlex.quote(arg))
         else:
-            pieces[-1] += f" {shlex.quote(arg)}"
+            pieces[-1] += f' "{arg}"' if arg in _OF_THE_SHELL else f" {shlex.quote(arg)}"
     return pieces
 
 

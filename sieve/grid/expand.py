@@ -21,6 +21,7 @@ from sieve.grid.axes import KV_BYTES, Axis, resolve_axes, resolve_gpus
 from sieve.spec import ResolvedSpec
 
 MAX_CANDIDATES: Final = 5_000_000
+_CONTEXT_PARALLEL: Final = "decode_context_parallel_size"
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +48,9 @@ def expand(spec: ResolvedSpec, model: ModelArchitecture, engine: EngineProfile) 
         NotYetError: an axis of the contract that this version does not model.
     """
     faults: list[Fault] = []
+    if engine.name == "reference" and _CONTEXT_PARALLEL in spec.grid.axes:
+        text = "the plain rules of engine reference have no such option; leave the axis out"
+        faults.append(Fault(f"grid.axes.{_CONTEXT_PARALLEL}", text))
     gpus = resolve_gpus(spec, faults)
     axes = resolve_axes(spec, model, faults)
     if faults:
@@ -59,7 +63,10 @@ def expand(spec: ResolvedSpec, model: ModelArchitecture, engine: EngineProfile) 
     options = tuple(k for k in columns if k in OPTIONS)
     if engine.name != "reference":
         frame = _as_stored(frame)
-    return Grid(frame.with_columns(_candidate_id(frame, options)), gpus, options)
+    frame = frame.with_columns(_candidate_id(frame, options))
+    # From here on a block is what requests draw: its tokens on all ranks that share it out.
+    shared = pl.col("block_size") * pl.col("decode_context_parallel_size")
+    return Grid(frame.with_columns(shared.alias("block_size")), gpus, options)
 
 
 def _as_stored(frame: pl.DataFrame) -> pl.DataFrame:
@@ -157,6 +164,7 @@ def _frame_of(
                 pl.col("gpu").replace_strict(by_gpu, return_dtype=pl.Int64).alias(name)
             )
     fill: dict[str, Any] = {
+        "decode_context_parallel_size": 1,
         "block_size": int(engine.defaults["block_size"]),
         "gpu_memory_utilization": float(engine.defaults["gpu_memory_utilization"]),
         "max_model_len": model.max_position_embeddings,

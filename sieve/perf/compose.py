@@ -10,15 +10,16 @@ B200, 1-8 GPUs).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
 from sieve.arrays import FloatArray, IntArray, StepTable
+from sieve.perf import context_parallel
 from sieve.perf.attention import Heads, decode_grid, decode_timing, nearest_site, prefill_curve
 from sieve.perf.base import EXTRAPOLATED, ROOFLINE, ServingShape, Timing, split, total
-from sieve.perf.collectives import allreduce_timing, in_fast_domain, link_rate
+from sieve.perf.collectives import allreduce_timing, in_fast_domain, link_rate, network_rate
 from sieve.perf.gemm import BF16, Precision, gemm_timing, linear_precision
 from sieve.perf.kernel_table import KernelTable, load
 from sieve.perf.moe import experts_of, moe_timing, nearest_experts
@@ -28,6 +29,8 @@ from sieve.perf.roofline import ACTIVATION_BYTES, arithmetic_mode, elementwise_s
 # About five small kernels a layer: norms, rotary embedding, KV write, activation, quantisation.
 LAYER_FIXED_S: Final = 14e-6
 """Fitted; 10-16 us over folds."""
+SMALL_KERNELS: Final = 5
+"""That `LAYER_FIXED_S` stands for."""
 ELEMENTWISE_SHARE_DENSE: Final = 0.35
 """Of all activation reads and writes; fitted 0.2-0.5, the rest is fused or stays in cache."""
 ELEMENTWISE_SHARE_MOE: Final = 2.4
@@ -205,6 +208,7 @@ def _overheads(shape: ServingShape, m: FloatArray) -> Timing:
     time += Timing.of(np.full(len(m), LAYER_FIXED_S), EXTRAPOLATED)
     if shape.tp > 1:
         time += allreduce_timing(shape, m).scaled(2)
+    time += context_parallel.exchange_timing(shape, m, LAYER_FIXED_S / SMALL_KERNELS)
     return time.scaled(layers)
 
 
@@ -220,25 +224,37 @@ def _head_work(shape: ServingShape, kernels: _Kernels) -> TokenWork:
 def _decode_attention(
     shape: ServingShape, kernels: _Kernels
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return batches (nb,), contexts (nc,) and seconds (nb, nc), rising along both."""
-    heads = Heads.of(shape)
-    batch, context = decode_grid(kernels.decode, heads, shape.max_num_seqs, shape.max_context)
+    """Return batches (nb,), contexts (nc,) and seconds (nb, nc), rising along both.
+
+    Contexts are whole sequences; with context parallelism a rank attends to its share of them.
+    """
+    heads = _decode_heads(shape)
+    longest = -(-shape.max_context // shape.dcp)
+    batch, share = decode_grid(kernels.decode, heads, shape.max_num_seqs, longest)
+    context = share * shape.dcp
     time = _decode_layers(shape, kernels, batch, context).total_s.reshape(len(batch), len(context))
     # Repeats of one kernel differ by a few per cent; more work is never taken to be quicker.
     rising = np.maximum.accumulate(np.maximum.accumulate(time, axis=1), axis=0)
     return batch, context, rising
 
 
+def _decode_heads(shape: ServingShape) -> Heads:
+    """Return the decode attention of one GPU, with the queries of the ranks that share tokens."""
+    heads = Heads.of(shape)
+    return replace(heads, heads=heads.heads * shape.dcp)
+
+
 def _decode_layers(
     shape: ServingShape, kernels: _Kernels, batch: FloatArray, context: FloatArray
 ) -> Timing:
     """Return the decode attention of all layers on the grid, flattened to (nb * nc,)."""
-    heads, model = Heads.of(shape), shape.model
+    heads, model = _decode_heads(shape), shape.model
     args = (shape.gpu, kernels.decode, heads, batch)
-    time = decode_timing(*args, context).scaled(model.num_kv_layers)
+    share = context / shape.dcp
+    time = decode_timing(*args, share).scaled(model.num_kv_layers)
     others = model.num_hidden_layers - model.num_kv_layers
     if others > 0:
-        time += decode_timing(*args, np.minimum(context, _WINDOW_TOKENS)).scaled(others)
+        time += decode_timing(*args, np.minimum(share, _WINDOW_TOKENS)).scaled(others)
     return time
 
 
@@ -257,12 +273,29 @@ def _prefill_attention(shape: ServingShape, kernels: _Kernels) -> tuple[FloatArr
 
 
 def _pp_transfer_s(shape: ServingShape) -> float:
-    """Return the seconds of one send between stages, 0 with a single stage."""
+    """Return the mean seconds of one send between stages, 0 with a single stage.
+
+    Sends within a host go over its link, those between hosts over the network.
+    """
     if shape.pp == 1:
         return 0.0
-    link = link_rate(shape, shape.tp * shape.pp)
     message = PP_MESSAGE_TOKENS * shape.model.hidden_size * ACTIVATION_BYTES
-    return PP_LATENCY_S + message / link
+    crossing = _crossing_sends(shape)
+    total_s = (shape.pp - 1) * PP_LATENCY_S
+    if crossing < shape.pp - 1:
+        link = link_rate(shape, shape.gpus_on_node)
+        total_s += (shape.pp - 1 - crossing) * message / link
+    if crossing:
+        total_s += crossing * message / network_rate(shape)
+    return total_s / (shape.pp - 1)
+
+
+def _crossing_sends(shape: ServingShape) -> int:
+    """Return how many of the sends between neighbouring stages leave a host."""
+    if shape.nodes == 1:
+        return 0
+    stages_on_node = max(1, shape.gpus_on_node // shape.tp)
+    return -(-shape.pp // stages_on_node) - 1
 
 
 def _evidence(
@@ -299,8 +332,27 @@ def _notes(shape: ServingShape, kernels: _Kernels) -> tuple[str, ...]:
         notes += _substitutions(shape, kernels)
     if shape.weight_dtype == "fp8" and arithmetic_mode(gpu, "fp8") != "fp8":
         notes.append(f"{gpu.name} has no FP8 arithmetic: FP8 weights are multiplied in 16 bits")
-    if shape.tp > 1 and not in_fast_domain(shape, shape.tp):
+    if shape.hosts_of(shape.tp) > 1:
+        notes.append(
+            f"tp {shape.tp} spans {shape.hosts_of(shape.tp)} nodes: all-reduce over the network, a "
+            "ring at the assumed share of the rate given, no measurement behind it"
+        )
+    elif shape.tp > 1 and not in_fast_domain(shape, shape.tp):
         notes.append(f"tp {shape.tp} leaves the fast link of {gpu.name}: all-reduce over PCIe")
+    if crossing := _crossing_sends(shape):
+        notes.append(
+            f"pp {shape.pp} spans {shape.nodes} nodes: {crossing} of its {shape.pp - 1} sends go "
+            "over the network, each whole over the port of one GPU"
+        )
+    if shape.dcp > 1:
+        notes.append(context_parallel.note(shape))
+    if rest := model.num_hidden_layers % shape.pp:
+        most, mean = -(-model.num_hidden_layers // shape.pp), model.num_hidden_layers / shape.pp
+        notes.append(
+            f"pp {shape.pp} leaves {rest} of {model.num_hidden_layers} layers over: memory is "
+            f"judged stage by stage, step times as if stages were equal; the fullest holds {most} "
+            f"layers, {most / mean - 1:.0%} above the mean"
+        )
     others = model.num_hidden_layers - model.num_kv_layers
     if others > 0:
         notes.append(
@@ -326,8 +378,9 @@ def _substitutions(shape: ServingShape, kernels: _Kernels) -> list[str]:
             notes.append(f"experts of this size and split were not measured; used: {size}")
         elif shape.weight_dtype == "fp8" and site is not None and site[0] == "fp8_block":
             notes.append("FP8 experts are timed with block scales")
-    site = None if kernels.decode is None else nearest_site(kernels.decode, Heads.of(shape))
-    if site is not None and not Heads.of(shape).is_site(site):
+    heads = _decode_heads(shape)
+    site = None if kernels.decode is None else nearest_site(kernels.decode, heads)
+    if site is not None and not heads.is_site(site):
         notes.append(
             "attention with these heads and KV cache precision was not measured; used: "
             f"KV {site[1]}, head size {site[2]}, {site[4]} query and {site[5]} KV heads on a GPU"

@@ -2,7 +2,7 @@
 
 `mooncake_trace` is AIPerf's name for the form of the Mooncake traces: times in milliseconds,
 prompts told as blocks of 512 tokens by number, turns of a session after one another.
-`timed_trace` is the form of vLLM's benchmark: the same names, times in seconds, blocks of 16 tokens.
+`timed_trace` is the form of vLLM's benchmark: the same names, seconds, blocks of 16 tokens.
 """
 
 from __future__ import annotations

@@ -99,6 +99,38 @@ def test_a_comment_cannot_be_left(key: str, break_: str) -> None:
     assert all(line.startswith("#") for line in lines[:first])
 
 
+def test_context_parallelism_is_spelled_out_with_the_block_of_one_rank() -> None:
+    row = ROW | {"decode_context_parallel_size": 2, "block_size": 32}
+    args = serve_command(row, "m", "bf16")
+    assert args[args.index("--decode-context-parallel-size") + 1] == "2"
+    assert args[args.index("--block-size") + 1] == "16"
+    back = parse_command(args)
+    assert (back["decode_context_parallel_size"], back["block_size"]) == (2, 32)
+    assert "--decode-context-parallel-size" not in serve_command(ROW, "m", "bf16")
+
+
+@pytest.mark.parametrize(("rank", "headless"), [("0", False), ("1", True)])
+def test_a_replica_on_two_nodes_starts_on_each(tmp_path: Path, rank: str, headless: bool) -> None:
+    fake = tmp_path / "vllm"
+    fake.write_text('#!/bin/sh\nprintf "%s\\n" "$@" > args\n', encoding="utf-8")
+    fake.chmod(0o755)
+    script = tmp_path / "serve.sh"
+    script.write_text(serve_script(ROW, "m", "bf16", "vllm", nodes=2), encoding="utf-8")
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "NODE_RANK": rank, "MASTER_ADDR": "10.0.0.7"}
+    subprocess.run(["bash", script], cwd=tmp_path, env=env, check=True, timeout=20)
+    args = (tmp_path / "args").read_text(encoding="utf-8").split()
+    for flag, value in (("--nnodes", "2"), ("--node-rank", rank), ("--master-addr", "10.0.0.7")):
+        assert args[args.index(flag) + 1] == value
+    assert ("--headless" in args) is headless
+    assert parse_command(serve_command(ROW, "m", "bf16", nodes=2))["nodes"] == 2
+    lost = subprocess.run(
+        ["bash", script], cwd=tmp_path, env={"PATH": env["PATH"]}, check=False, timeout=20,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert lost.returncode != 0
+    assert "NODE_RANK" in lost.stderr
+
+
 def test_a_script_says_what_it_is() -> None:
     script = serve_script(ROW, "m", "bf16", "vllm")
     assert script.startswith("#!/usr/bin/env bash\n")
