@@ -59,6 +59,8 @@ class EngineInput:
     keys: KeyArray | None
     num_keys: int
     clock: Clock
+    bucket: IntArray
+    quota: IntArray
     shared: SharedKeys
 
 
@@ -154,6 +156,7 @@ def has_events_form(data: EngineInput) -> bool:
         and values[layout.PIPELINE] == 1
         and values[layout.MAX_RUNNING] <= values[layout.TOKEN_BUDGET]
         and len(data.window) == 1
+        and len(data.quota) == 0
         and data.window[0] == 0
         and not (values[layout.FULL_RESERVATION] and values[layout.CACHING])
         and not (values[layout.CACHING] and data.shared.early_output)

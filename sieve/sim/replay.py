@@ -13,7 +13,9 @@ from sieve.sim._kernels import layout
 from sieve.sim._kernels.clock import GAP_BINS, Clock
 from sieve.sim.engine import EngineResult, SharedKeys, run_engine
 from sieve.sim.traffic_input import (
+    BUCKETS,
     ReplaySettings,
+    bucket_of,
     clock_of,
     prefix_keys,
     request_input,
@@ -66,7 +68,7 @@ def simulate(
         values = settings_array(settings, table, _share(users, lane, lanes), longest)
         if record_steps:
             values[layout.RECORD] = layout.RECORD_STEPS
-        parts.append(_replay_one(requests, rows[lane], values, clock, (lane, lanes)))
+        parts.append(_replay_one(requests, rows[lane], values, clock, settings, lanes))
     return _merge(requests, parts, rows)
 
 
@@ -104,9 +106,10 @@ def _replay_one(
     rows: IntArray,
     values: IntArray,
     clock: Clock,
-    lane: tuple[int, int],
+    settings: ReplaySettings,
+    lanes: int,
 ) -> EngineResult:
-    part = requests if lane[1] == 1 else replace(requests, prefix=None).take(rows)
+    part = requests if lanes == 1 else replace(requests, prefix=None).take(rows)
     shared = None
     if requests.prefix is not None and values[layout.CACHING]:
         shared = _shared_keys(requests.prefix, int(values[layout.BLOCK_SIZE]), rows.tobytes())
@@ -120,8 +123,21 @@ def _replay_one(
         shared=shared,
         previous=part.previous,
         delay=delay,
+        **_classes(part, settings),
     )
     return run_engine(data)
+
+
+def _classes(part: Requests, settings: ReplaySettings) -> dict[str, IntArray]:
+    """Return priorities and quotas of a queue discipline."""
+    if settings.discipline == "shortest_first":
+        return {"level": part.output_tokens.astype(np.int64)}
+    if settings.discipline == "fcfs":
+        return {}
+    bucket = bucket_of(part.input_tokens + part.output_tokens)
+    tokens = settings.num_gpu_blocks * settings.block_size
+    quota = np.array([int(share * tokens) for _, share in BUCKETS], np.int64)
+    return {"level": bucket, "bucket": bucket, "quota": quota}
 
 
 @lru_cache(maxsize=8)

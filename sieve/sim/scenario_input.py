@@ -111,6 +111,8 @@ def engine_input(scenario: Scenario, record: int = layout.RECORD_NOTHING) -> Eng
         keys=keys,
         num_keys=num_keys,
         clock=idle_clock(),
+        bucket=np.zeros(0, np.int64),
+        quota=np.zeros(0, np.int64),
         shared=shared_keys(count, keys, num_keys, early_output=_uses_early_output(scenario)),
     )
 

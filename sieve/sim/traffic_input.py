@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final, Literal
 
 import numpy as np
 
@@ -21,6 +22,10 @@ from sieve.sim.engine import (
     patience,
 )
 
+BUCKETS: Final = ((512, 0.5), (2048, 0.3), (None, 0.2))
+"""Classes by prompt + answer in tokens, shortest first, and their shares of the cache. The last
+takes all longer ones; in the sizing specification (11.4) it ends at 8,192."""
+
 
 @dataclass(frozen=True)
 class ReplaySettings:
@@ -38,7 +43,11 @@ class ReplaySettings:
         pipeline_stages: pipeline parallel size.
         async_scheduling: a step is scheduled while the one before it runs.
         prefix_caching: full blocks are kept and found again by their content.
+        long_prefill_token_threshold: most tokens of one prompt in an iteration; 0: no such limit.
         watermark: share of the blocks that admissions leave free.
+        discipline: `fcfs`, the engine's default; `shortest_first`, the engine's priority policy
+            with the answer's length as priority, which a real service would have to guess;
+            `buckets`, that policy by class of length, with quotas (`BUCKETS`).
         max_model_len: most tokens of prompt and answer together; None: no such limit.
         max_wait_s: stop when a request waits longer for its first iteration; None: never.
         macro_steps: whether runs of decode-only iterations are advanced together where that
@@ -55,7 +64,9 @@ class ReplaySettings:
     pipeline_stages: int = 1
     async_scheduling: bool = False
     prefix_caching: bool = False
+    long_prefill_token_threshold: int = 0
     watermark: float = 0.0
+    discipline: Literal["fcfs", "shortest_first", "buckets"] = "fcfs"
     max_model_len: int | None = None
     max_wait_s: float | None = None
     macro_steps: bool = True
@@ -78,6 +89,8 @@ def settings_array(
     values[layout.MAX_MODEL_LEN] = settings.max_model_len or longest + 1
     values[layout.CHUNKED] = settings.chunked_prefill
     values[layout.CACHING] = settings.prefix_caching
+    values[layout.THRESHOLD] = settings.long_prefill_token_threshold
+    values[layout.PRIORITY] = settings.discipline != "fcfs"
     values[layout.WATERMARK_BLOCKS] = int(settings.watermark * (settings.num_gpu_blocks + 1))
     values[layout.RESERVE_FULL_ISL] = settings.reserve_full_isl
     values[layout.PREFILL_INTERVAL] = 1
@@ -91,6 +104,12 @@ def settings_array(
     values[layout.MAX_WAIT_NS] = int((settings.max_wait_s or 0.0) * 1e9)
     values[layout.MACRO] = settings.macro_steps
     return values
+
+
+def bucket_of(total: IntArray) -> IntArray:
+    """Return the class of requests with `total` tokens of prompt and answer, (n,)."""
+    edges = [edge for edge, _ in BUCKETS if edge is not None]
+    return np.searchsorted(np.array(edges), total, side="left").astype(np.int64)
 
 
 def clock_of(table: StepTable, max_num_seqs: int, longest: int) -> Clock:
@@ -149,6 +168,9 @@ def request_input(
     shared: SharedKeys | None = None,
     previous: IntArray | None = None,
     delay: IntArray | None = None,
+    level: IntArray | None = None,
+    bucket: IntArray | None = None,
+    quota: IntArray | None = None,
 ) -> EngineInput:
     """Return the arrays of requests under one full-attention group.
 
@@ -161,6 +183,9 @@ def request_input(
         shared: the keys of blocks that several prompts have; None: no prompts begin alike.
         previous: (n,) index of the request at whose end this one's delay begins; -1: `arrival`.
         delay: (n,) steps or nanoseconds.
+        level: (n,) priorities, smaller first; read under the priority policy.
+        bucket: (n,) class of each request, for `quota`.
+        quota: (k,) tokens that running requests of a class may have while others wait.
     """
     values = settings.copy()
     n = len(arrival)
@@ -181,7 +206,7 @@ def request_input(
         arrival=np.where(previous < 0, arrival, -1).astype(np.int64),
         prompt=np.array(prompt, np.int64),
         output=np.array(output, np.int64),
-        level=zeros,
+        level=zeros if level is None else level,
         name_rank=np.arange(n),
         child_start=child_start,
         child=child,
@@ -190,6 +215,8 @@ def request_input(
         keys=None,
         num_keys=0,
         clock=idle_clock() if clock is None else clock,
+        bucket=zeros if bucket is None else bucket,
+        quota=np.zeros(0, np.int64) if quota is None else quota,
         shared=shared or SharedKeys(zeros, zeros, np.zeros(0, np.int32), 0),
     )
 

@@ -207,6 +207,8 @@ def replay(  # type: ignore[no-untyped-def]
     keys,
     num_keys,
     clock,
+    bucket,
+    quota,
 ):
     """Replay one engine over its requests, every request visited in every step.
 
@@ -227,6 +229,9 @@ def replay(  # type: ignore[no-untyped-def]
         key_start: (n,) int64 offset of a request's block keys.
         keys: int32 block keys, 0 .. num_keys - 1.
         num_keys: how many keys there are.
+        bucket: (n,) int64 class of each request; read where there are quotas.
+        quota: (k,) int64 tokens of running requests that a class may have while others wait; empty:
+            no quotas.
         clock: `clock.Clock`; read with CLOCK_TABLE only, but for the edges of the gaps.
 
     Returns:
@@ -311,6 +316,7 @@ def replay(  # type: ignore[no-untyped-def]
     links[n, 1] = n
     heap = np.zeros(n + 1, np.int64)
     stale = np.zeros(n + 1, np.int64)
+    used = np.zeros(len(quota), np.int64)
     victims = np.zeros(limit + 1, np.int64)
     admitted = np.zeros((limit + 1, 3), np.int64)
 
@@ -508,6 +514,8 @@ def replay(  # type: ignore[no-untyped-def]
                         req[victim, R_PENDING] = 0
                         req[victim, R_DRAFTS] = 0
                         req[victim, R_STATE] = IS_PREEMPTED
+                        if len(quota) > 0:
+                            used[bucket[victim]] -= prompt[victim] + output[victim]
                         enqueue(settings, state, req, links, heap, victim, FRONT)
                         victims[num_victims] = victim
                         num_victims += 1
@@ -541,8 +549,23 @@ def replay(  # type: ignore[no-untyped-def]
             if num_victims == 0:
                 from_running = count
                 prefill_running = carries_prefill
-                while state[S_WAITING] > 0 and budget > 0 and state[S_RUNNING] < limit:
+                within_quota = len(quota) > 0
+                while budget > 0 and state[S_RUNNING] < limit:
+                    if state[S_WAITING] == 0:
+                        if not within_quota or num_stale == 0:
+                            break
+                        # What no bucket used of its quota goes to whoever waits.
+                        within_quota = False
+                        for j in range(num_stale - 1, -1, -1):
+                            enqueue(settings, state, req, links, heap, stale[j], FRONT)
+                        num_stale = 0
+                        continue
                     r = head(settings, links, heap)
+                    if within_quota and used[bucket[r]] + prompt[r] + output[r] > quota[bucket[r]]:
+                        dequeue(settings, state, req, links, heap, r)
+                        stale[num_stale] = r
+                        num_stale += 1
+                        continue
                     if req[r, R_IN_FLIGHT] > 0:
                         dequeue(settings, state, req, links, heap, r)
                         state[S_NUM_DEFERRED] += 1 - req[r, R_DEFERRED]
@@ -605,6 +628,8 @@ def replay(  # type: ignore[no-untyped-def]
                             settings, req, blk, reg, table, keys, window, num_keys, r,
                             found + want,
                         )  # fmt: skip
+                    if len(quota) > 0:
+                        used[bucket[r]] += prompt[r] + output[r]
                     running[state[S_RUNNING]] = r
                     state[S_RUNNING] += 1
                     admitted[num_admitted, 0] = r
@@ -874,6 +899,8 @@ def replay(  # type: ignore[no-untyped-def]
                             finishes = 1
                             ended += 1
                             if is_running:
+                                if len(quota) > 0:
+                                    used[bucket[r]] -= prompt[r] + output[r]
                                 release(settings, state, req, blk, table, num_groups, r)
                                 free_rows[num_free_rows] = req[r, R_ROW]
                                 num_free_rows += 1
