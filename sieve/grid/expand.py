@@ -21,7 +21,7 @@ from sieve.grid.axes import KV_BYTES, Axis, resolve_axes, resolve_gpus
 from sieve.spec import ResolvedSpec
 
 MAX_CANDIDATES: Final = 5_000_000
-_TYPES: Final = {int: pl.Int64, float: pl.Float64, bool: pl.Boolean}
+_TYPES: Final = {int: pl.Int64, float: pl.Float64, bool: pl.Boolean, type(None): pl.Int64}
 _CONTEXT_PARALLEL: Final = "decode_context_parallel_size"
 
 

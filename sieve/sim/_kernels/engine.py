@@ -108,6 +108,7 @@ from sieve.sim._kernels.layout import (
     R_NEXT_CALL,
     R_PENDING,
     R_PROMPT,
+    R_READY_NS,
     R_ROW,
     R_STATE,
     R_TOTAL,
@@ -667,6 +668,7 @@ def replay(  # type: ignore[no-untyped-def]
             prefill_pairs = 0.0
             prefill_s = 0.0
             yields = 0
+            ready = np.int64(0)
             for j in range(count):
                 r = entries[j, B_REQUEST]
                 want = entries[j, B_TOKENS]
@@ -678,6 +680,7 @@ def replay(  # type: ignore[no-untyped-def]
                     decodes += 1
                     decode_tokens += want
                     decode_context += computed
+                    ready = max(ready, req[r, R_READY_NS])
                 else:
                     prefills += 1
                     prefill_past += computed - want
@@ -706,6 +709,9 @@ def replay(  # type: ignore[no-untyped-def]
                 results[victims[j], PREEMPTIONS] += 1
 
             start = max(now, stage_free[0])
+            if throttled and table_clock:
+                # The next token of a request needs its last one, back from the last stage.
+                start = max(start, ready)
             end = start
             if count > 0:
                 busy += 1
@@ -758,6 +764,10 @@ def replay(  # type: ignore[no-untyped-def]
                         + settings[STEP_CONTEXT_NS] * context
                     )
                     stage_free[0] = end
+                if throttled:
+                    for j in range(count):
+                        if entries[j, B_YIELDS] != 0:
+                            req[entries[j, B_REQUEST], R_READY_NS] = end
                 for j in range(num_admitted):
                     r = admitted[j, 0]
                     if results[r, SCHEDULED_NS] < 0:

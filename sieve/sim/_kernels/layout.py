@@ -72,7 +72,8 @@ R_ARRIVAL: Final = 17
 R_LEVEL: Final = 18  # priority
 R_NAME: Final = 19  # rank of the id as text
 R_DEFERRED: Final = 20  # passed over while waiting, for its result in flight
-R_GROUPS: Final = 21
+R_READY_NS: Final = 21  # when its last scheduled token leaves the pipeline
+R_GROUPS: Final = 22
 
 IS_NEW: Final = 0
 IS_RUNNING: Final = 1
