@@ -18,7 +18,12 @@ import numpy as np
 from sieve.arrays import FloatArray, IntArray, StepTable
 from sieve.perf.attention import Heads, decode_grid, decode_timing, nearest_site, prefill_curve
 from sieve.perf.base import EXTRAPOLATED, ROOFLINE, ServingShape, Timing, split, total
-from sieve.perf.collectives import allreduce_timing, in_fast_domain, link_rate
+from sieve.perf.collectives import (
+    allreduce_note,
+    allreduce_timing,
+    in_fast_domain,
+    link_rate,
+)
 from sieve.perf.gemm import BF16, Precision, gemm_timing, linear_precision
 from sieve.perf.kernel_table import KernelTable, load
 from sieve.perf.moe import experts_of, moe_timing, nearest_experts
@@ -301,6 +306,8 @@ def _notes(shape: ServingShape, kernels: _Kernels) -> tuple[str, ...]:
         notes.append(f"{gpu.name} has no FP8 arithmetic: FP8 weights are multiplied in 16 bits")
     if shape.tp > 1 and not in_fast_domain(shape, shape.tp):
         notes.append(f"tp {shape.tp} leaves the fast link of {gpu.name}: all-reduce over PCIe")
+    if note := allreduce_note(shape):
+        notes.append(note)
     others = model.num_hidden_layers - model.num_kv_layers
     if others > 0:
         notes.append(
