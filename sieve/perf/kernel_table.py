@@ -102,7 +102,6 @@ def load(system: str, op: str) -> KernelTable | None:
     return load(others, op)
 
 
-@cache
 def read_provenance(folder: Path) -> dict[str, Any]:
     """Return the content of a folder's `provenance.yaml`, empty without one.
 
