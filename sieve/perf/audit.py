@@ -16,7 +16,7 @@ import polars as pl
 from sieve.arrays import FloatArray, IntArray
 from sieve.catalog.architecture import Gpu
 from sieve.perf.audit_compare import slower_than_16_bit, sources_disagree
-from sieve.perf.audit_finding import ORIGIN, Finding, with_origin, words
+from sieve.perf.audit_finding import ORIGIN, Finding, num_rows, with_origin, words
 from sieve.perf.table_schema import DIFFERENCES, OPERATIONS
 from sieve.perf.table_work import CACHE_BYTES, limit_us
 
@@ -87,14 +87,16 @@ def faster_than_hardware(rows: pl.DataFrame, op: str, gpu: Gpu) -> Iterator[Find
     bad = latency < FASTER_THAN_LIMIT * warm
     if bad.any():
         worst = float((warm / latency)[bad].max())
-        detail = f"{bad.sum():,} rows quicker than {gpu.name} can be, by {worst:.2f} at worst"
+        detail = (
+            f"{num_rows(int(bad.sum()))} quicker than {gpu.name} can be, by {worst:.2f} at worst"
+        )
         yield Finding("faster_than_hardware", op, "", detail, _rows(rows, bad), condemns=True)
     cached = (latency < FASTER_THAN_LIMIT * cold) & ~bad
     if cached.any():
         worst = float((cold / latency)[cached].max())
         detail = (
-            f"{cached.sum():,} rows quicker than memory allows, by up to {worst:.1f}: data of the "
-            "last repetition still in the cache; step times are held at the memory's limit"
+            f"{num_rows(int(cached.sum()))} quicker than memory allows, by up to {worst:.1f}: data "
+            "of the last repetition still in the cache; step times are held at the memory's limit"
         )
         yield Finding("read_from_cache", op, "", detail, _rows(rows, cached))
 
@@ -147,7 +149,7 @@ def spikes(rows: pl.DataFrame, op: str) -> Iterator[Finding]:
         if len(picked):
             high = picked[np.argmax(latency[picked] / _beside(site, latency)[picked])]
             detail = (
-                f"{len(picked):,} rows above {SPIKE:g} times their neighbours; worst: "
+                f"{num_rows(len(picked))} above {SPIKE:g} times their neighbours; worst: "
                 f"{latency[high]:.4g} us at {OPERATIONS[op].axes[-1]} {axis[high]:.0f}, next to "
                 f"{_beside(site, latency)[high]:.4g}"
             )

@@ -46,3 +46,8 @@ def words(name: object) -> str:
     """Return the parts of a group's name in one text, empty ones left out."""
     parts = name if isinstance(name, tuple) else (name,)
     return " ".join(str(part) for part in parts if part not in (None, ""))
+
+
+def num_rows(count: int) -> str:
+    """Return a number of rows in words, such as `1 row` or `1,200 rows`."""
+    return f"{count:,} row{'' if count == 1 else 's'}"

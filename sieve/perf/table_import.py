@@ -19,7 +19,7 @@ import polars as pl
 from sieve.catalog.architecture import Gpu
 from sieve.errors import TableError
 from sieve.perf.audit import audit, condemned
-from sieve.perf.audit_finding import Finding
+from sieve.perf.audit_finding import Finding, num_rows
 from sieve.perf.table_check import (
     check_for_gpu,
     check_latency,
@@ -181,7 +181,7 @@ def _merge_repeats(rows: pl.DataFrame, op: str) -> tuple[pl.DataFrame, list[Find
     if not far.height:
         return rows, []
     worst = float(far["apart"].to_numpy().max())
-    detail = f"{far.height:,} rows whose repeats lie up to {worst:.1f} times apart"
+    detail = f"{num_rows(far.height)} whose repeats lie up to {worst:.1f} times apart"
     at = far["at"].to_numpy().astype(np.int64)
     return rows, [Finding("repeats_disagree", op, "", detail, at, condemns=True)]
 
