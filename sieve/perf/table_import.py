@@ -20,6 +20,7 @@ from sieve.catalog.architecture import Gpu
 from sieve.errors import TableError
 from sieve.perf.audit import audit, condemned
 from sieve.perf.audit_finding import Finding, num_rows
+from sieve.perf.parquet_probe import probe
 from sieve.perf.table_check import (
     check_for_gpu,
     check_latency,
@@ -189,6 +190,7 @@ def _merge_repeats(rows: pl.DataFrame, op: str) -> tuple[pl.DataFrame, list[Find
 def _read_all(
     files: Sequence[_File], skipped: list[tuple[str, str]], gpu: Gpu
 ) -> dict[str, list[pl.DataFrame]]:
+    probe([(f.path, _wanted(f.op)) for f in files if f.path.suffix == ".parquet"])
     frames: dict[str, list[pl.DataFrame]] = {}
     total = 0
     for file in files:
@@ -236,9 +238,7 @@ def _read_raw(file: _File, schema: dict[str, pl.DataType], lacking: list[str]) -
             f"{file.path}: columns {', '.join(lacking)} are missing; an {file.op} table has "
             f"{', '.join((*operation.columns, 'latency_us'))}"
         )
-    wanted = [*operation.columns, *operation.keep, "latency", "latency_us", *_ORIGIN]
-    wanted = [c for c in dict.fromkeys([*wanted, "src_table", "src_status"]) if c in schema]
-    frame = _load(file.path, wanted)
+    frame = _load(file.path, [c for c in _wanted(file.op) if c in schema])
     frame = frame.with_columns(
         [pl.lit(v).alias(c) for c, v in operation.defaults.items() if c not in frame.columns]
     )
@@ -259,6 +259,13 @@ def _read_raw(file: _File, schema: dict[str, pl.DataType], lacking: list[str]) -
                 source=pl.when(old).then(pl.col("source") + " (replaced)").otherwise("source")
             )
     return frame
+
+
+def _wanted(op: str) -> list[str]:
+    """Return the columns that are read of a raw file, where it has them."""
+    operation = OPERATIONS[op]
+    names = [*operation.columns, *operation.keep, "latency", "latency_us", *_ORIGIN]
+    return list(dict.fromkeys([*names, "src_table", "src_status"]))
 
 
 def _source_of(column: str) -> pl.Expr:
