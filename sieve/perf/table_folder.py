@@ -57,11 +57,16 @@ def import_into(path: Path, gpu: Gpu, into: Path) -> Import:
     else:
         result = import_tables(path, gpu, gpu.kernel_system)
     folder = into / folder_name(gpu.name)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TableError(f"{folder}: cannot be made ({error.strerror}); choose another") from None
     earlier = _earlier(folder, gpu)
     head: dict[str, Any] = {"system": folder.name, "gpu": gpu.name}
     if gpu.kernel_system:
         head["others_from"] = gpu.kernel_system
-    origin = {
+    this = {
+        "operations": [op for op in OPERATIONS if op in result.tables],
         "format": result.layout,
         "version": _package_version(path),
         "folder": path.resolve().name,
@@ -69,9 +74,9 @@ def import_into(path: Path, gpu: Gpu, into: Path) -> Import:
         "skipped": [f"{_label(Path(file), path)}: {why}" for file, why in result.skipped],
         "notes": list(result.notes),
     }
-    record = write_tables(
-        folder, head, result.tables, result.findings, origin=origin, earlier=earlier
-    )
+    head["imports"] = [*_still_current(earlier, result), this]
+    operations = earlier.get("operations")
+    record = write_tables(folder, head, result.tables, result.findings, earlier=operations)
     load.cache_clear()  # this process may have read what was there before
     return Import(folder, gpu, result, record)
 
@@ -150,15 +155,27 @@ def used_tables(gpu: Gpu) -> str:
     return f"kernels imported by the user: {operations}{rest}"
 
 
+def _still_current(earlier: Mapping[str, Any], result: Imported) -> list[dict[str, Any]]:
+    """Return the earlier imports, each with the operations that this one leaves."""
+    out = []
+    imports = earlier.get("imports")
+    for entry in imports if isinstance(imports, list) else []:
+        if not isinstance(entry, dict):
+            continue  # edited by hand into something else
+        left = [op for op in entry.get("operations") or [] if op not in result.tables]
+        if left:
+            out.append({**entry, "operations": left})
+    return out
+
+
 def _earlier(folder: Path, gpu: Gpu) -> dict[str, Any]:
-    """Return the operations of an earlier import into a folder."""
+    """Return the provenance of earlier imports into a folder, empty for the first."""
     record = read_provenance(folder)
     if record:
         check_folder(folder, gpu)
     elif folder.is_dir() and any(folder.glob("*.parquet")):
         raise TableError(f"{folder}: holds tables without {PROVENANCE}; choose another folder")
-    operations: dict[str, Any] = record.get("operations") or {}
-    return operations
+    return record
 
 
 def _package_version(path: Path) -> str:

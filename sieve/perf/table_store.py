@@ -18,15 +18,6 @@ from sieve.perf.table_schema import OPERATIONS, UNITS
 PROVENANCE = "provenance.yaml"
 
 
-class _Plain(yaml.SafeDumper):
-    """YAML without references to values that occur twice."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        """Write every value in full."""
-        del data
-        return True
-
-
 def folder_name(gpu_name: str) -> str:
     """Return the folder of a GPU's imported tables, such as `h100-sxm-80gb`."""
     return re.sub(r"[^a-z0-9]+", "-", gpu_name.lower()).strip("-")
@@ -38,7 +29,6 @@ def write_tables(
     tables: Mapping[str, pl.DataFrame],
     findings: Mapping[str, Sequence[Finding]],
     *,
-    origin: Mapping[str, Any] | None = None,
     earlier: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Write the tables of one system and their provenance, and return the latter.
@@ -48,7 +38,6 @@ def write_tables(
         head: what the provenance says before the operations.
         tables: operation -> rows as `table_import.finish` returns them.
         findings: operation -> findings of the audit.
-        origin: where these tables come from, kept with each of them.
         earlier: operation -> provenance of tables that are already in the folder.
 
     Raises:
@@ -61,9 +50,8 @@ def write_tables(
         tables[op].write_parquet(path, compression="zstd", compression_level=19, statistics=False)
         read(path, op)
         operations[op] = describe(tables[op], op, path.read_bytes(), findings.get(op, ()))
-        operations[op] |= {"origin": dict(origin)} if origin else {}
     record = {**head, "operations": {op: operations[op] for op in OPERATIONS if op in operations}}
-    text = yaml.dump(record, Dumper=_Plain, sort_keys=False, width=100)
+    text = yaml.safe_dump(record, sort_keys=False, width=100)
     (folder / PROVENANCE).write_text(text, encoding="utf-8")
     return record
 

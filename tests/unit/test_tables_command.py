@@ -123,7 +123,8 @@ def test_an_import_writes_tables_and_their_origin(imported, measured):
     content = (folder / "gemm.parquet").read_bytes()
     assert entry["sha256"] == hashlib.sha256(content).hexdigest()
     source = hashlib.sha256((measured / "gemm.csv").read_bytes()).hexdigest()
-    assert entry["origin"]["files"] == {"gemm.csv": source}
+    assert record["imports"][0]["files"] == {"gemm.csv": source}
+    assert record["imports"][0]["operations"] == ["gemm"]
     assert document("show", "h100", "--tables", imported)["operations"][0]["rows"] == 16
     assert [entry["gpu"] for entry in document("list", "--tables", imported)] == ["H100-SXM-80GB"]
 
@@ -135,6 +136,12 @@ def test_a_second_import_adds_operations(imported, tmp_path):
     assert call("import", more, "--gpu", "h100", "--into", imported).exit_code == 0
     shown = document("show", "h100", "--tables", imported)["operations"]
     assert [entry["op"] for entry in shown] == ["gemm", "nccl"]
+    path = imported / "h100-sxm-80gb" / "provenance.yaml"
+    imports = yaml.safe_load(path.read_text())["imports"]
+    assert [entry["operations"] for entry in imports] == [["gemm"], ["nccl"]]
+    assert call("import", more, "--gpu", "h100", "--into", imported).exit_code == 0
+    imports = yaml.safe_load(path.read_text())["imports"]
+    assert [entry["operations"] for entry in imports] == [["gemm"], ["nccl"]]
 
 
 def test_the_same_import_gives_the_same_bytes(imported, measured, tmp_path):
@@ -154,6 +161,37 @@ def test_nothing_is_written_when_a_table_is_refused(measured, tmp_path):
             catch_exceptions=False,
         )
     assert not (tmp_path / "x").exists()
+
+
+def test_a_file_in_the_way_is_named(measured, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TableError, match="cannot be made"):
+        CliRunner().invoke(
+            app,
+            ["tables", "import", str(measured), "--gpu", "h100", "--into", str(tmp_path / "file")],
+            catch_exceptions=False,
+        )
+
+
+def test_a_gpu_without_shipped_tables_can_have_imported_ones(measured, tmp_path):
+    """Its products are then measured; what was not imported comes from the roofline."""
+    into = tmp_path / "l4"
+    slower = pl.read_csv(measured / "gemm.csv").with_columns(
+        latency_us=pl.col("n") * pl.col("k") * (2 / 0.25e6 + pl.col("m") * 2 / 80e6)
+    )  # 0.25 TB/s and 80 TFLOP/s, of 0.3 and 121
+    slower.write_csv(measured / "gemm.csv")
+    assert call("import", measured, "--gpu", "L4-24GB", "--into", into).exit_code == 0
+    spec = SPEC | {
+        "fleet": {"gpus": ["L4-24GB"], "max_gpus": 2},
+        "grid": {"axes": {"gpu": ["L4-24GB"], "tp": [2], "weight_dtype": ["bf16"]}},
+        "kernel_tables": str(into),
+    }
+    result = sieve.run(spec)
+    texts = [a["text"] for a in result.data["assumptions"]]
+    assert "kernels imported by the user: gemm; others: roofline" in texts
+    shares = result.data["ranking"][0]["evidence_shares"]
+    assert shares["roofline"] > 0
+    assert sum(shares.get(name, 0) for name in ("measured", "interpolated", "extrapolated")) > 0.3
 
 
 def test_a_run_uses_the_imported_tables_and_says_so(imported):
