@@ -19,7 +19,13 @@ from sieve.arrays import FloatArray, IntArray, StepTable
 from sieve.perf import context_parallel
 from sieve.perf.attention import Heads, decode_grid, decode_timing, nearest_site, prefill_curve
 from sieve.perf.base import EXTRAPOLATED, ROOFLINE, ServingShape, Timing, split, total
-from sieve.perf.collectives import allreduce_timing, in_fast_domain, link_rate, network_rate
+from sieve.perf.collectives import (
+    allreduce_note,
+    allreduce_timing,
+    in_fast_domain,
+    link_rate,
+    network_rate,
+)
 from sieve.perf.gemm import BF16, Precision, gemm_timing, linear_precision
 from sieve.perf.kernel_table import KernelTable, load
 from sieve.perf.moe import experts_of, moe_timing, nearest_experts
@@ -339,6 +345,8 @@ def _notes(shape: ServingShape, kernels: _Kernels) -> tuple[str, ...]:
         )
     elif shape.tp > 1 and not in_fast_domain(shape, shape.tp):
         notes.append(f"tp {shape.tp} leaves the fast link of {gpu.name}: all-reduce over PCIe")
+    if note := allreduce_note(shape):
+        notes.append(note)
     if crossing := _crossing_sends(shape):
         notes.append(
             f"pp {shape.pp} spans {shape.nodes} nodes: {crossing} of its {shape.pp - 1} sends go "
