@@ -122,6 +122,14 @@ def test_context_parallelism_from_the_grid_to_the_command(placed: Callable[..., 
     alone, shared = by_size[8, 1], by_size[8, 2]
     assert alone["num_gpu_blocks"] == shared["num_gpu_blocks"]
     assert shared["kv_tokens"] == 2 * alone["kv_tokens"]
+    for row, size in ((alone, 1), (shared, 2)):
+        found = fit(
+            configure(
+                "Qwen/Qwen3-30B-A3B", "H100-SXM-80GB", tp=8, dcp=size, max_num_seqs=64,
+                max_num_batched_tokens=2048,
+            )
+        )  # fmt: skip
+        assert row["kv_tokens"] == found.num_blocks * found.block_tokens
     assert shared["candidate_id"].endswith(".b2048.decode_context_parallel_size-2")
     entry = {row["candidate_id"]: row for row in result.data["ranking"]}[shared["candidate_id"]]
     assert entry["options"] == {"decode_context_parallel_size": 2}
