@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sieve.arrays import BoolArray, FloatArray, IntArray, condensed, distinct
+from sieve.arrays import BoolArray, FloatArray, IntArray
 from sieve.catalog.architecture import EngineProfile, ModelArchitecture
+from sieve.formulas.repeats import condensed, distinct
 from sieve.formulas.sizing import gfloor_array, kv_pages
 from sieve.memory import reserves
 from sieve.memory.cache import CacheLayout, blocks_per_request, cache_layouts

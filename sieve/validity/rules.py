@@ -12,10 +12,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from sieve.arrays import BoolArray, FloatArray, IntArray, condensed, distinct
+from sieve.arrays import BoolArray, FloatArray, IntArray
 from sieve.catalog.architecture import ModelArchitecture
 from sieve.catalog.matrices import padded_vocabulary
 from sieve.errors import InvalidInput
+from sieve.formulas.repeats import condensed, distinct
 from sieve.validity.blocks import block_faults
 from sieve.validity.context_parallel import context_parallel_fault
 from sieve.validity.nodes import nodes_needed

@@ -6,9 +6,9 @@ from dataclasses import fields
 
 import numpy as np
 
-from sieve.arrays import LEAST_ROWS, condensed, distinct
 from sieve.catalog.engines import load_engine
 from sieve.catalog.models import load_model
+from sieve.formulas.repeats import LEAST_ROWS, condensed, distinct
 from sieve.memory.ledger import Ledger, LedgerInput, ledger
 from sieve.validity.rules import Candidates, Verdicts, check
 
