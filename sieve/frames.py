@@ -49,9 +49,13 @@ AXES: Final = (
 """Axis columns in the order of the candidate id."""
 
 OPTIONS: Final = {
+    "async_scheduling": "bool",
     "block_size": "int",
     "decode_context_parallel_size": "int",
+    "enable_chunked_prefill": "bool",
+    "enable_prefix_caching": "bool",
     "gpu_memory_utilization": "float",
+    "long_prefill_token_threshold": "int",
     "max_model_len": "int",
 }
 """Further engine options that a grid may vary, by kind."""
@@ -75,6 +79,16 @@ COLUMNS: Final = (
         "gpu_memory_utilization", _F, "", 0, "share of the GPU's memory that the engine may use"
     ),
     Column("max_model_len", _I, "tokens", 0, "longest prompt plus answer"),
+    Column("enable_chunked_prefill", _B, "", 0, "prompts are cut to the token budget"),
+    Column("enable_prefix_caching", _B, "", 0, "full KV blocks are found again by content"),
+    Column("async_scheduling", _B, "", 0, "a step is scheduled while the one before it runs"),
+    Column(
+        "long_prefill_token_threshold",
+        _I,
+        "tokens",
+        0,
+        "most tokens of one prompt in an iteration, 0: no such limit",
+    ),
     Column("num_gpus", _I, "", 0, "tp x pp x replicas"),
     Column("weight_bytes_per_param", _F, "bytes", 0, "resident bytes of one weight"),
     Column("load_bytes_per_param", _F, "bytes", 0, "peak bytes of one weight while loading"),

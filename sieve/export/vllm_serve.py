@@ -24,10 +24,8 @@ _CONTEXT_PARALLEL: Final = "--decode-context-parallel-size"
 _NODE_RANK: Final = "${NODE_RANK:?}"
 _MASTER_ADDR: Final = "${MASTER_ADDR:?}"
 _REST: Final = "$@"
-_SWITCHES: Final = (
-    "--enable-expert-parallel", "--enable-chunked-prefill", "--no-enable-prefix-caching",
-    "--no-async-scheduling",
-)  # fmt: skip
+_SWITCHES: Final = ("enable_chunked_prefill", "enable_prefix_caching", "async_scheduling")
+_THRESHOLD: Final = "--long-prefill-token-threshold"
 _PLAIN: Final = {"bf16": "bfloat16", "fp16": "float16"}
 CHECKPOINT: Final = "${CHECKPOINT:?}"
 """Stands for a checkpoint that the user must name; the script stops when it is not set."""
@@ -39,7 +37,6 @@ def serve_command(
 ) -> list[str]:
     """Return the argument list that starts one replica of a candidate, every option spelled out.
 
-    Switches turn off what the replay does not model, so that the command is what was evaluated.
     Where no flag makes the precision from the published weights, the model is the placeholder
     `CHECKPOINT`: the user must name a checkpoint that already has it.
 
@@ -64,11 +61,17 @@ def serve_command(
         args += ["--dtype", _PLAIN[row["weight_dtype"]]]
     elif row["weight_dtype"] == "fp8" and checkpoint_dtype != "fp8":
         args += ["--quantization", "fp8"]
-    args += ["--enable-chunked-prefill", "--no-enable-prefix-caching", "--no-async-scheduling"]
+    args += [_switch(name, bool(row[name])) for name in _SWITCHES]
+    if row["long_prefill_token_threshold"]:
+        args += [_THRESHOLD, str(row["long_prefill_token_threshold"])]
     args += ["--scheduling-policy", "fcfs"]
     if nodes > 1:
         args += ["--nnodes", str(nodes), "--node-rank", _NODE_RANK, "--master-addr", _MASTER_ADDR]
     return args
+
+
+def _switch(name: str, on: bool) -> str:  # noqa: FBT001 - the switch's own value
+    return ("--" if on else "--no-") + name.replace("_", "-")
 
 
 def _text(value: Any) -> str:
@@ -94,7 +97,13 @@ def parse_command(args: Sequence[str]) -> dict[str, Any]:
     """
     if list(args[:2]) != ["vllm", "serve"] or len(args) < 3:
         raise ExportError(f"found {shlex.join(args[:3])!r}, expected vllm serve MODEL")
-    row: dict[str, Any] = {"model": args[2], "ep": 1, "decode_context_parallel_size": 1}
+    row: dict[str, Any] = {
+        "model": args[2],
+        "ep": 1,
+        "decode_context_parallel_size": 1,
+        "long_prefill_token_threshold": 0,
+    }
+    expert_parallel = False
     rest = list(args[3:])
     while rest:
         flag = rest.pop(0)
@@ -116,15 +125,28 @@ def parse_command(args: Sequence[str]) -> dict[str, Any]:
             _value(flag, rest, str)  # of one node, not of the candidate
         elif flag == _REST:
             continue
-        elif flag in _SWITCHES:
-            row[flag.removeprefix("--").replace("-", "_")] = True
+        elif flag == _THRESHOLD:
+            row["long_prefill_token_threshold"] = _value(flag, rest, int)
+        elif flag == "--enable-expert-parallel":
+            expert_parallel = True
+        elif (switch := _read_switch(flag)) is not None:
+            row[switch[0]] = switch[1]
         else:
             raise ExportError(f"unknown flag {flag!r} in a vllm serve command")
-    if row.pop("enable_expert_parallel", False):
+    if expert_parallel:
         row["ep"] = row["tp"]
     if "block_size" in row:
         row["block_size"] *= row["decode_context_parallel_size"]
     return row
+
+
+def _read_switch(flag: str) -> tuple[str, bool] | None:
+    """Return option and value of a switch, or None for another flag."""
+    for name in _SWITCHES:
+        for on in (True, False):
+            if flag == _switch(name, on):
+                return name, on
+    return None
 
 
 def _value(flag: str, rest: list[str], kind: Callable[[str], Any]) -> Any:

@@ -13,7 +13,7 @@ import polars as pl
 from sieve.arrays import IntArray
 from sieve.catalog.accelerators import gpu_slug
 from sieve.catalog.architecture import EngineProfile, Gpu, ModelArchitecture
-from sieve.catalog.engines import default_for_gpu
+from sieve.catalog.engines import chunks_prompts, default_for_gpu
 from sieve.catalog.precisions import STORED_WEIGHT_BYTES
 from sieve.errors import Fault, NotYetError, SieveError, SpecError
 from sieve.frames import OPTIONS
@@ -21,6 +21,7 @@ from sieve.grid.axes import KV_BYTES, Axis, resolve_axes, resolve_gpus
 from sieve.spec import ResolvedSpec
 
 MAX_CANDIDATES: Final = 5_000_000
+_TYPES: Final = {int: pl.Int64, float: pl.Float64, bool: pl.Boolean}
 _CONTEXT_PARALLEL: Final = "decode_context_parallel_size"
 
 
@@ -157,25 +158,39 @@ def _frame_of(
             "load_bytes_per_param": gather("weight_dtype", 2),
         }
     )
-    for name in ("max_num_seqs", "max_num_batched_tokens"):
-        if frame[name].dtype == pl.Null:
-            by_gpu = {g: int(default_for_gpu(engine, name, gpus[g])) for g in gpus}
-            frame = frame.with_columns(
-                pl.col("gpu").replace_strict(by_gpu, return_dtype=pl.Int64).alias(name)
-            )
+    defaulted = [
+        name for name in ("max_num_seqs", "max_num_batched_tokens") if frame[name].dtype == pl.Null
+    ]
+    for name in defaulted:
+        by_gpu = {g: int(default_for_gpu(engine, name, gpus[g])) for g in gpus}
+        frame = frame.with_columns(
+            pl.col("gpu").replace_strict(by_gpu, return_dtype=pl.Int64).alias(name)
+        )
     fill: dict[str, Any] = {
         "decode_context_parallel_size": 1,
+        "enable_chunked_prefill": chunks_prompts(engine, model),
+        "enable_prefix_caching": bool(engine.defaults["enable_prefix_caching"]),
+        "async_scheduling": bool(engine.defaults.get("async_scheduling", False)),
+        "long_prefill_token_threshold": int(engine.defaults.get("long_prefill_token_threshold", 0)),
         "block_size": int(engine.defaults["block_size"]),
         "gpu_memory_utilization": float(engine.defaults["gpu_memory_utilization"]),
         "max_model_len": model.max_position_embeddings,
     }
     missing = [
-        pl.lit(value, pl.Float64 if name == "gpu_memory_utilization" else pl.Int64).alias(name)
+        pl.lit(value, _TYPES[type(value)]).alias(name)
         for name, value in fill.items()
         if name not in frame.columns
     ]
+    frame = frame.with_columns(missing)
+    if "max_num_batched_tokens" in defaulted:
+        # Whole prompts have to fit the budget, and the engine raises its default for them.
+        whole = ~pl.col("enable_chunked_prefill")
+        budget = pl.col("max_num_batched_tokens")
+        longest = pl.col("max_model_len").fill_null(0)
+        frame = frame.with_columns(
+            pl.when(whole).then(pl.max_horizontal(budget, longest)).otherwise(budget)
+        )
     return frame.with_columns(
-        *missing,
         pl.col("kv_cache_dtype")
         .replace_strict(KV_BYTES, return_dtype=pl.Float64)
         .alias("kv_bytes_per_element"),

@@ -144,7 +144,7 @@ class TrafficSpec(StrictModel):
 
     trace: str | None = None
     """Shipped traffic (`chat`, `reasoning`) or a file."""
-    format: Literal["azure_csv", "lengths"] | None = None
+    format: Literal["azure_csv", "lengths", "mooncake_trace", "timed_trace"] | None = None
     """Format of the file; detected when not given."""
     window_s: tuple[Seconds, Seconds] | None = None
     """Only requests that arrive in [start, end), seconds from the first."""

@@ -39,7 +39,7 @@ class Candidates:
         longest_request: longest prompt + answer of the traffic, tokens.
         has_blocks: (n,) weights are served in the checkpoint's own block-quantised form; None: yes.
         expert_block_floor: of the engine profile.
-        chunked_prefill: long prompts are cut to the token budget.
+        chunked_prefill: long prompts are cut to the token budget; (n,) or for all.
         dcp: (n,) decode context parallel sizes; None: 1.
         context_parallel: layers that the engine can serve so, as in its profile.
     """
@@ -60,7 +60,7 @@ class Candidates:
     longest_request: int
     has_blocks: BoolArray | None = None
     expert_block_floor: int = 0
-    chunked_prefill: bool = True
+    chunked_prefill: BoolArray | bool = True
     nodes_per_replica: int = 1
     tp_across_nodes: bool = False
     dcp: IntArray | None = None
@@ -262,7 +262,7 @@ def _tokens_cover_len(c: Candidates) -> Finding:
     """Without chunked prefill a prompt has to fit the token budget whole."""
     short = (c.max_model_len > 0) & (c.max_num_batched_tokens < c.max_model_len)
     return Finding(
-        short & (not c.chunked_prefill),
+        short & np.logical_not(c.chunked_prefill),
         c.max_num_batched_tokens,
         c.max_model_len,
         "tokens, at least max_model_len",
