@@ -117,7 +117,7 @@ def _across_hosts(
     Every GPU has a network port and rings run through all of them at once, so a ring carries what
     the slower of a GPU's own link and the ports of a whole host together do: NCCL's bus bandwidth
     (nccl-tests, `doc/PERFORMANCE.md`). The network reaches the share of its rate that the fast
-    link does, which is assumed.
+    link does, which is assumed. Never quicker than the same collective within one of the hosts.
     """
     inside = shape.gpus_on_node
     rate = LINK_SHARE * inside * network_rate(shape)
@@ -128,7 +128,10 @@ def _across_hosts(
     time = ring_roofline_s(
         size, num_gpus, rate, passes=_PASSES[operation], hosts=shape.hosts_of(num_gpus)
     )
-    return Timing.of(time, ROOFLINE).scaled(ALLREDUCE_FACTOR)
+    found = Timing.of(time, ROOFLINE).scaled(ALLREDUCE_FACTOR)
+    if inside > 1:
+        found = found.at_least(collective_timing(shape, operation, inside, elements).total_s)
+    return found
 
 
 def allreduce_note(shape: ServingShape) -> str:
