@@ -179,6 +179,13 @@ def run(
     return result
 
 
+def compiles_first() -> bool:
+    """Return whether the next replay has to wait for its code to be compiled, once a version."""
+    from sieve.sim._kernels import is_compiled
+
+    return not is_compiled()
+
+
 def dry_run(
     spec: str | Path | Mapping[str, Any],
     *,

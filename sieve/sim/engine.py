@@ -212,6 +212,8 @@ def _run_events(data: EngineInput) -> EngineResult | None:
 def _result(out: tuple[Any, ...]) -> EngineResult:
     results, counters, log, left, component_s, gaps, samples = out
     waiting = int(left[0])
+    log = log[: counters[layout.LOG_LENGTH]].copy()
+    samples = samples[: counters[layout.NUM_SAMPLES]].copy()
     return EngineResult(
         results, counters, log, left[1 : 1 + waiting], left[1 + waiting :], component_s, gaps,
         samples,
