@@ -12,6 +12,7 @@ import numpy as np
 from sieve.sim._kernels import jit
 from sieve.sim._kernels.blocks import (
     admission_need,
+    blocks_for,
     can_settle,
     drop_skipped,
     extend,
@@ -199,6 +200,8 @@ def replay(  # type: ignore[no-untyped-def]
     accept,
     window,
     kind,
+    span,
+    fixed,
     arrival,
     prompt,
     output,
@@ -221,6 +224,8 @@ def replay(  # type: ignore[no-untyped-def]
         accept: (a,) int64, drafts accepted by a request's verifications, in turn.
         window: (g,) int64, sliding window of each group of layers, 0: full attention.
         kind: (g,) int64, groups with equal numbers are looked up together; 0: full attention.
+        span: (g,) int64 tokens in a block of each group; the block size where there is a cache.
+        fixed: (g,) int64 blocks that a request holds whatever its length, 0: as its tokens need.
         arrival: (n,) int64 step or ns; -1: arrives after another request's end.
         prompt: (n,) int64 tokens.
         output: (n,) int64 most tokens to generate.
@@ -488,14 +493,15 @@ def replay(  # type: ignore[no-untyped-def]
                 tokens = min(computed + want + lookahead, max_model_len)
                 if windowed:
                     drop_skipped(
-                        settings, state, req, blk, table, window, r, computed - req[r, R_IN_FLIGHT]
-                    )
+                        settings, state, req, blk, table, window, span, r,
+                        computed - req[r, R_IN_FLIGHT],
+                    )  # fmt: skip
                 fits = True
                 if num_groups > 1 or tokens > req[r, R_GROUPS] * size:
-                    goal = (tokens + size - 1) // size
                     while True:
                         need = 0
                         for g in range(num_groups):
+                            goal = blocks_for(span, fixed, g, tokens)
                             need += max(goal - req[r, R_GROUPS + g], 0)
                         if need <= state[S_FREE]:
                             break
@@ -533,7 +539,7 @@ def replay(  # type: ignore[no-untyped-def]
                             break
                     if not fits:
                         continue
-                    extend(settings, state, req, blk, reg, table, num_groups, r, tokens)
+                    extend(settings, state, req, blk, reg, table, span, fixed, r, tokens)
                 if caching and can_settle(settings, req, r, computed + want):
                     settle(
                         settings, req, blk, reg, table, keys, window, num_keys, r,
@@ -616,11 +622,19 @@ def replay(  # type: ignore[no-untyped-def]
                         tokens = min(found + want + lookahead, max_model_len)
                     if settings[RESERVE_FULL_ISL] != 0:
                         need = admission_need(
-                            settings, blk, window, hits, hit, min(known, max_model_len), 1
+                            settings,
+                            blk,
+                            window,
+                            span,
+                            fixed,
+                            hits,
+                            hit,
+                            min(known, max_model_len),
+                            1,
                         )
                         if need + reserve > state[S_FREE]:
                             break
-                    need = admission_need(settings, blk, window, hits, hit, tokens, 0)
+                    need = admission_need(settings, blk, window, span, fixed, hits, hit, tokens, 0)
                     if need + reserve > state[S_FREE]:
                         break
                     dequeue(settings, state, req, links, heap, r)
@@ -630,7 +644,7 @@ def replay(  # type: ignore[no-untyped-def]
                     req[r, R_ROW] = free_rows[num_free_rows]
                     if hit > 0:
                         hold_hits(settings, state, req, blk, table, window, hits, hit, r)
-                    extend(settings, state, req, blk, reg, table, num_groups, r, tokens)
+                    extend(settings, state, req, blk, reg, table, span, fixed, r, tokens)
                     req[r, R_COMPUTED] = found
                     if caching and can_settle(settings, req, r, found + want):
                         settle(
