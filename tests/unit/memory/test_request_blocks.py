@@ -39,7 +39,7 @@ def test_one_kind_of_layers_needs_a_block_for_every_sixteen_tokens():
 def test_half_the_layers_in_a_window():
     """gpt-oss-120b: 18 full layers and 18 with a window of 128 tokens: two groups.
 
-    The full group holds 63 blocks for 1,000 tokens and 625 for 10,000. That of the window holds what
+    The full group holds 63 blocks for 1,000 tokens, 625 for 10,000. That of the window holds what
     it sees and two batches of 2,048 tokens in flight, at most all tokens, and one block more.
     """
     model, engine = family("openai/gpt-oss-120b")

@@ -273,3 +273,27 @@ def test_prefixes_are_not_shared_among_kinds_whose_blocks_differ(tables):
     for other in ((0, 8, 0), (0, 4, 2)):
         limits = settings_(prefix_caching=True, groups=((0, 4, 0), other))
         assert simulate(requests, table, limits).cached_tokens.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"arrival_s": np.array([0.0, np.nan])}, "request 1: nan is its arrival"),
+        ({"arrival_s": np.array([3.0, 1.0])}, "request 1: 1.0 is its arrival, earlier"),
+        ({"arrival_s": np.array([-1.0, 1.0])}, "request 0: -1.0 is its arrival, expected 0"),
+        ({"input_tokens": np.array([0, 4])}, "request 0: 0 is its prompt tokens"),
+        ({"output_tokens": np.array([4, 0])}, "request 1: 0 is its answer tokens"),
+        ({"output_tokens": np.array([4])}, "differ in length"),
+        ({"previous": np.array([1, -1])}, "request 0: 1 is its previous turn"),
+        (
+            {"previous": np.array([-1, 0]), "delay_s": np.array([0.0, -2.0])},
+            "request 1: -2.0 is its delay",
+        ),
+    ],
+)
+def test_traffic_that_no_reader_makes_is_refused(tables, change, message):
+    given = {
+        "arrival_s": np.zeros(2), "input_tokens": np.full(2, 4), "output_tokens": np.full(2, 2)
+    }  # fmt: skip
+    with pytest.raises(InvalidInput, match=message):
+        simulate(Requests(**(given | change)), tables.affine(base=1.0), settings_())
