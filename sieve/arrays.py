@@ -39,6 +39,17 @@ class PrefixBlocks:
     ids: IntArray
     prompt: IntArray
 
+    def fewest_computed(self) -> IntArray:
+        """Return the prompt tokens that even an endless cache leaves to compute, (n,), at least 1.
+
+        A block counts as cached if an earlier request of the list has it.
+        """
+        owner = np.repeat(np.arange(len(self.prompt)), np.diff(self.start))
+        first = np.full(int(self.ids.max(initial=-1)) + 1, len(self.prompt), np.int64)
+        np.minimum.at(first, self.ids, owner)
+        seen = np.bincount(owner[first[self.ids] < owner], minlength=len(self.prompt))
+        return np.asarray(np.maximum(self.prompt - seen * self.block_tokens, 1), np.int64)
+
     def take(self, rows: IntArray) -> PrefixBlocks:
         """Return the blocks of the requests with the indices `rows`."""
         count = np.diff(self.start)[rows]

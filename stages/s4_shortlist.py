@@ -15,6 +15,7 @@ list, and no bound rejects anything.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import exp
 from typing import Final
 
@@ -173,7 +174,13 @@ def _estimates(candidates: pl.DataFrame, context: RunContext, *, sign: float) ->
         step=exp(sign * log_error("tpot", evidence, confidence, end)),
         prompt=exp(sign * log_error("ttft", evidence, confidence, end)),
     )
-    return Estimates(candidates, context.tables, context.requests, context.workload, ends)
+    requests, workload = context.requests, context.workload
+    if sign > 0 and requests.prefix is not None and candidates["enable_prefix_caching"].any():
+        # A bound must not count what the prefix cache may spare.
+        computed = requests.prefix.fewest_computed()
+        requests = replace(requests, input_tokens=computed)
+        workload = replace(workload, mean_input=float(computed.mean()))
+    return Estimates(candidates, context.tables, requests, workload, ends)
 
 
 def _scores(candidates: pl.DataFrame, best: Estimates, context: RunContext) -> pl.DataFrame:

@@ -122,7 +122,7 @@ def _print_windows(out: Console, windows: Sequence[Mapping[str, Any]], blocks: i
         )
     out.print(table)
     if step > 1:
-        out.print(f"every {step}th of {len(windows)} windows; all of them in --json")
+        out.print(f"one in {step} of {len(windows)} windows; all of them in --json")
 
 
 def _time(value: float | None) -> str:

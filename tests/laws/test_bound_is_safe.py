@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+
+import numpy as np
 import polars as pl
 import pytest
 
@@ -50,13 +53,36 @@ CASES = {
         },
         "slo": {"output_tokens_per_s": 2500, "tpot_mean": "25 ms"},
     },
+    "shared prefixes": {
+        "traffic": {"trace": "shared.jsonl", "format": "mooncake_trace", "levels": [1.0]},
+        "slo": {"ttft_p99": "700 ms", "tpot_p99": "30 ms"},
+    },
 }
 
 
+def write_shared_prefixes(path):
+    """300 requests, six a second, on four prompts of 8,192 tokens with some of their own."""
+    rng = np.random.default_rng(5)
+    lines = []
+    for i in range(300):
+        own = int(rng.integers(10, 500))
+        ids = [100 * (i % 4) + j for j in range(16)] + [10_000 + i]
+        lines.append(
+            {
+                "timestamp": 1000.0 * i / 6,
+                "input_length": 8192 + own,
+                "output_length": int(rng.integers(20, 200)),
+                "hash_ids": ids,
+            }
+        )
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_no_candidate_that_a_bound_rejects_clears(name):
+def test_no_candidate_that_a_bound_rejects_clears(name, tmp_path):
+    write_shared_prefixes(tmp_path / "shared.jsonl")
     spec = {"name": "law", "model": "Qwen/Qwen3-14B", "fleet": FLEET, "grid": GRID, **CASES[name]}
-    context, grid = prepare(load_spec(spec), LocalExecutor())
+    context, grid = prepare(load_spec(spec, base_dir=tmp_path), LocalExecutor())
     frame = grid.candidates
     for stage in (s1_validity, s2_memory_fit, s3_batch_sizing):
         frame = stage.run(frame, context).admitted

@@ -61,6 +61,12 @@ def settings_(**keys):
     return ReplaySettings(**(given | {"block_size": 4} | keys))
 
 
+def test_what_even_an_endless_cache_computes():
+    prefix = prefix_of([12, 10, 8, 4], [[0, 1, 2], [0, 1, 3], [0, 1], [4]], 4)
+    # The second shares 8 of 10 tokens; the third all 8, of which one is computed all the same.
+    assert prefix.fewest_computed().tolist() == [12, 2, 1, 4]
+
+
 def test_a_shared_prefix_is_computed_once(tables):
     """16 shared tokens, then 8 of its own each; one second a step, one a thousand prompt tokens."""
     prefix = prefix_of([24, 24], [[0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 6, 7]], 4)
