@@ -122,10 +122,22 @@ def _plain_limits(candidates: pl.DataFrame, context: RunContext) -> tuple[BatchL
     return limits, decode_step_s(batch=1, **step)
 
 
+def _own_share(candidates: pl.DataFrame, context: RunContext) -> FloatArray:
+    """Return the least share of a mean request's blocks that no other request holds too, (n,)."""
+    share = np.ones(len(candidates))
+    requests = context.requests
+    if requests.prefix is not None:
+        own = float((requests.prefix.fewest_computed() + requests.output_tokens).mean())
+        cached = candidates["enable_prefix_caching"].to_numpy()
+        share[cached] = own / float((requests.input_tokens + requests.output_tokens).mean())
+    return share
+
+
 def _limits(candidates: pl.DataFrame, context: RunContext) -> tuple[BatchLimits, FloatArray]:
     """Return the limits of a real engine, read from each family's step table, and TPOT(1)."""
     blocks = candidates["num_gpu_blocks"].to_numpy()
-    by_pages = blocks // candidates["blocks_per_request"].to_numpy()
+    held = candidates["blocks_per_request"].to_numpy()
+    by_pages = blocks // np.maximum((held * _own_share(candidates, context)).astype(np.int64), 1)
     seqs = candidates["max_num_seqs"].to_numpy()
     by_tpot, alone_s = np.full(len(candidates), NO_LIMIT, np.int64), np.zeros(len(candidates))
     target_s = tpot_limit_s(context)
