@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import numpy as np
 
 from sieve.arrays import FloatArray
 from sieve.errors import CoverageError
-from sieve.perf.base import ROOFLINE, ServingShape, Timing
+from sieve.perf.base import ROOFLINE, Part, ServingShape, Timing
+from sieve.perf.constants import step_constants
 from sieve.perf.interpolate import grid_evidence, hold_utilisation
 from sieve.perf.kernel_table import KernelTable, Key, load
 from sieve.perf.roofline import (
@@ -18,9 +17,6 @@ from sieve.perf.roofline import (
     allreduce_limit_s,
     allreduce_roofline_s,
 )
-
-ALLREDUCE_FACTOR: Final = 1.2
-"""Ranks do not arrive together. Fitted on 231 vLLM runs (1.16-1.25 over folds)."""
 
 
 def in_fast_domain(shape: ServingShape, num_gpus: int) -> bool:
@@ -45,7 +41,12 @@ def link_rate(shape: ServingShape, num_gpus: int) -> float:
 
 
 def allreduce_timing(shape: ServingShape, m: FloatArray) -> Timing:
-    """Return the times of one all-reduce of (points,) m tokens' hidden states.
+    """Return the times of one all-reduce of (points,) m tokens' hidden states."""
+    return allreduce_part(shape, m).at(step_constants().allreduce_factor)
+
+
+def allreduce_part(shape: ServingShape, m: FloatArray, count: float = 1.0) -> Part:
+    """Return `count` all-reduces of (points,) m tokens' hidden states, as measured.
 
     The quicker of the engine's own kernel inside a graph (among GPUs with a fast link, or a pair)
     and NCCL where they were measured on this number of GPUs, otherwise a ring over the fast link
@@ -71,7 +72,7 @@ def allreduce_timing(shape: ServingShape, m: FloatArray) -> Timing:
     best = times[0] if times else Timing.of(roofline, ROOFLINE)
     for other in times[1:]:
         best = Timing(np.where(other.total_s < best.total_s, other.by_class, best.by_class))
-    return best.scaled(ALLREDUCE_FACTOR).at_least(limit if fast else 0.0)
+    return Part(best, limit if fast else 0.0, "allreduce_factor", count)
 
 
 def _from_table(

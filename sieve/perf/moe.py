@@ -10,8 +10,10 @@ import numpy as np
 
 from sieve.arrays import FloatArray
 from sieve.catalog.architecture import Gpu
+from sieve.catalog.precisions import STORED_WEIGHT_BYTES
 from sieve.errors import InvalidInput
-from sieve.perf.base import EXTRAPOLATED, MEASURED, ROOFLINE, ServingShape, Timing
+from sieve.perf.base import EXTRAPOLATED, MEASURED, ROOFLINE, Part, ServingShape, Timing, total
+from sieve.perf.constants import step_constants
 from sieve.perf.interpolate import grid_evidence, hold_utilisation
 from sieve.perf.kernel_table import KernelTable, Key
 from sieve.perf.roofline import (
@@ -21,9 +23,6 @@ from sieve.perf.roofline import (
     arithmetic_mode,
     flops_per_s,
 )
-
-MOE_FACTOR: Final = 0.9
-"""On the table's times. Fitted: 0.84 on gpt-oss, 1.0 on MiniMax-M2.5."""
 
 _TABLE_DTYPES: Final = {
     "bf16": ("bfloat16",),
@@ -39,6 +38,9 @@ _TABLE_DTYPES: Final = {
 _DISTRIBUTIONS: Final = ("power_law_1.01", "balanced")
 # Beyond a factor of e in one dimension of the experts another kernel shape is likely chosen.
 _MAX_LOG_DISTANCE: Final = 1.0
+_BLACKWELL: Final = 10.0
+_MARLIN_FROM: Final = 128.0
+_MARLIN_OCTAVES: Final = 3.0
 
 
 @dataclass(frozen=True)
@@ -111,35 +113,82 @@ def experts_of(shape: ServingShape) -> Experts:
         raise InvalidInput(f"{shape.model.name} has no experts")
     if shape.tp % shape.ep:
         raise InvalidInput(f"ep {shape.ep} does not divide tp {shape.tp}; choose a divisor")
-    nominal = {"bf16": 2.0, "fp16": 2.0}.get(shape.weight_dtype, shape.weight_bytes_per_param)
+    dtype = expert_dtype(shape)
+    own = dtype != shape.weight_dtype
+    nominal = STORED_WEIGHT_BYTES[dtype] if own else shape.weight_bytes_per_param
+    nominal = {"bf16": 2.0, "fp16": 2.0}.get(dtype, nominal)
     return Experts(
-        shape.model.hidden_size, moe.moe_intermediate_size, moe.num_experts_per_tok,
-        moe.num_experts, shape.tp // shape.ep, shape.ep, shape.model.ffn_projections, nominal,
+        shape.model.expert_input_size or shape.model.hidden_size, moe.moe_intermediate_size,
+        moe.num_experts_per_tok, moe.num_experts, shape.tp // shape.ep, shape.ep,
+        shape.model.ffn_projections, nominal,
     )  # fmt: skip
 
 
+def expert_dtype(shape: ServingShape) -> str:
+    """Return the precision of the routed experts, which a checkpoint may hold apart."""
+    model = shape.model
+    own = model.expert_dtype and shape.weight_dtype == model.checkpoint_dtype
+    return model.expert_dtype if own else shape.weight_dtype
+
+
+def dequantises(shape: ServingShape) -> bool:
+    """Whether 4-bit experts are unpacked and multiplied in 16 bits by the Marlin kernel.
+
+    vLLM takes it on cards before Blackwell; the tables of those cards hold another kernel.
+    """
+    four_bits = expert_dtype(shape) in {"mxfp4", "nvfp4", "int4"}
+    return four_bits and (shape.gpu.compute_capability or 0.0) < _BLACKWELL
+
+
 def moe_timing(shape: ServingShape, table: KernelTable | None, m: FloatArray) -> Timing:
-    """Return the times of the routed experts of one layer for (points,) m tokens.
+    """Return the times of the routed experts of one layer for (points,) m tokens."""
+    constants = step_constants()
+    parts = expert_parts(shape, table, m)
+    return total((part.at(getattr(constants, part.constant, 1.0)) for part in parts), len(m))
+
+
+def expert_parts(
+    shape: ServingShape, table: KernelTable | None, m: FloatArray, count: float = 1.0
+) -> list[Part]:
+    """Return the routed experts of `count` layers for (points,) m tokens, as measured.
 
     Sizes that were not measured take the utilisation of the nearest ones that were, and far from
-    all of them the roofline. Above the largest number of tokens utilisation is held.
+    all of them the roofline. Above the largest number of tokens utilisation is held. Where Marlin
+    runs, its share of the work grows from none at 128 tokens to all at 1,024.
     """
     experts = experts_of(shape)
-    mode = arithmetic_mode(shape.gpu, shape.weight_dtype)
+    mode = arithmetic_mode(shape.gpu, expert_dtype(shape))
     roofline = experts.roofline_s(shape.gpu, m, mode)
     limit = experts.limit_s(shape.gpu, m, mode)
     key = nearest_experts(table, shape)
     if table is None or key is None:
-        return Timing.of(roofline, ROOFLINE)
+        return [Part(Timing.of(roofline, ROOFLINE), limit, "", count)]
     hidden, inter, topk, num, tp, ep = (int(value) for value in key[1:7])
     site = Experts(hidden, inter, topk, num, tp, ep, experts.projections, experts.weight_bytes)
     grid, latency = table.curve(key)
     yardstick = site.roofline_s(shape.gpu, grid, mode)
     scaled = latency * (experts.roofline_s(shape.gpu, grid, mode) / yardstick)
     end = float(experts.roofline_s(shape.gpu, grid[-1:], mode)[0])
-    time = MOE_FACTOR * hold_utilisation(m, grid, scaled, roofline, end)
+    time = hold_utilisation(m, grid, scaled, roofline, end)
     quality = MEASURED if site == experts else EXTRAPOLATED
-    return Timing.of(time, np.maximum(grid_evidence(m, grid), quality)).at_least(limit)
+    evidence = np.maximum(grid_evidence(m, grid), quality)
+    if not dequantises(shape):
+        return [Part(Timing.of(time, evidence), limit, "experts_factor", count)]
+    ramp = np.clip(np.log2(np.maximum(m, 1.0) / _MARLIN_FROM) / _MARLIN_OCTAVES, 0.0, 1.0)
+    own, marlin = time * (1 - ramp), time * ramp
+    return [
+        Part(Timing.of(own, evidence), limit * (1 - ramp), "experts_factor", count),
+        Part(Timing.of(marlin, EXTRAPOLATED), limit * ramp, "marlin_prefill_factor", count),
+    ]
+
+
+def _table_dtypes(shape: ServingShape) -> tuple[str, ...]:
+    """Return the names of the experts' precision in the table, best first."""
+    dtype = expert_dtype(shape)
+    names = _TABLE_DTYPES.get(dtype, ())
+    # Blackwell multiplies MXFP4 weights with MXFP8 activations by default.
+    blackwell = (shape.gpu.compute_capability or 0.0) >= _BLACKWELL
+    return names[::-1] if dtype == "mxfp4" and blackwell else names
 
 
 def nearest_experts(table: KernelTable | None, shape: ServingShape) -> Key | None:
@@ -151,7 +200,7 @@ def nearest_experts(table: KernelTable | None, shape: ServingShape) -> Key | Non
         return None
     size = experts_of(shape).size
     nearest: list[tuple[float, Key]] = []
-    for dtype in _TABLE_DTYPES.get(shape.weight_dtype, ()):
+    for dtype in _table_dtypes(shape):
         for distribution in _DISTRIBUTIONS:
             if (key := (dtype, *size, distribution)) in table.sites:
                 return key

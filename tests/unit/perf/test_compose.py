@@ -5,12 +5,11 @@ import pytest
 
 from sieve.arrays import COMPONENTS, EVIDENCE_CLASSES
 from sieve.perf.compose import (
-    HOST_DECODE_S,
-    LAYER_FIXED_S,
     build_step_table,
     default_cudagraph_sizes,
     padded_sizes,
 )
+from sieve.perf.constants import step_constants
 
 
 @pytest.fixture
@@ -80,14 +79,14 @@ def test_pipeline_stages_add_transfers_and_host_time(make_shape):
     np.testing.assert_array_equal(one.token_s, two.token_s)
     assert one.pp_transfer_s == 0
     assert two.pp_transfer_s == pytest.approx(10e-6 + 512 * 8192 * 2 / 450e9)
-    assert two.host_decode_s == 2 * HOST_DECODE_S
+    assert two.host_decode_s == 2 * step_constants().host_decode_s
     assert two.pp == 2
 
 
 def test_more_gpus_take_less_time_but_the_fixed_cost_stays(make_shape):
     one, eight = (build_step_table(make_shape(tp=tp)).token_s[4] for tp in (1, 8))
     assert one / 8 < eight < one
-    assert eight > 80 * LAYER_FIXED_S
+    assert eight > 80 * step_constants().layer_fixed_s
 
 
 def test_worked_example(make_shape, h100):
