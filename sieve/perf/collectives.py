@@ -45,8 +45,12 @@ def allreduce_timing(shape: ServingShape, m: FloatArray) -> Timing:
     return allreduce_part(shape, m).at(step_constants().allreduce_factor)
 
 
-def allreduce_part(shape: ServingShape, m: FloatArray, count: float = 1.0) -> Part:
+def allreduce_part(
+    shape: ServingShape, m: FloatArray, count: float = 1.0, width: float | None = None
+) -> Part:
     """Return `count` all-reduces of (points,) m tokens' hidden states, as measured.
+
+    `width` is the number of elements of a token where it is not the model's width.
 
     The quicker of the engine's own kernel inside a graph (among GPUs with a fast link, or a pair)
     and NCCL where they were measured on this number of GPUs, otherwise a ring over the fast link
@@ -55,7 +59,7 @@ def allreduce_part(shape: ServingShape, m: FloatArray, count: float = 1.0) -> Pa
     fast = in_fast_domain(shape, shape.tp)
     link = link_rate(shape, shape.tp)
     share = LINK_SHARE if fast else PCIE_SHARE
-    elements = m * shape.model.hidden_size
+    elements = m * (width or shape.model.hidden_size)
     roofline = allreduce_roofline_s(elements * ACTIVATION_BYTES, shape.tp, link, share)
     limit = allreduce_limit_s(elements * ACTIVATION_BYTES, shape.tp, link)
     measured_here = fast or (shape.gpu.scale_up_gpus == 1 and shape.tp <= shape.gpus_per_node)

@@ -22,7 +22,15 @@ from sieve.perf.collectives import allreduce_part, link_rate
 from sieve.perf.constants import StepConstants, step_constants
 from sieve.perf.gemm import BF16, gemm_timing
 from sieve.perf.kernel_table import KernelTable, load
-from sieve.perf.layers import Mixer, mixers, moved_elements, num_expert_layers, products
+from sieve.perf.layers import (
+    Mixer,
+    mixers,
+    moved_elements,
+    norms_over_all_heads,
+    num_block_products,
+    num_expert_layers,
+    products,
+)
 from sieve.perf.mixers import decode_roofline, is_roofline_kind, prefill_roofline
 from sieve.perf.moe import expert_parts
 from sieve.perf.notes import WINDOW_TOKENS, table_notes
@@ -38,6 +46,7 @@ _REPRESENTATIVE_PROMPT: Final = 1024
 _SMALL_STEPS: Final = np.arange(1, 33, dtype=np.float64)
 _BLACKWELL: Final = (10.0, 12.0)
 _LARGEST_GRAPH: Final = 512
+_NORM_SUMS: Final = 4.0  # two sums of squares of 4 bytes a token, in elements of 2 bytes
 _LARGEST_GRAPH_BLACKWELL: Final = 1024
 
 
@@ -146,19 +155,34 @@ def step_parts(shape: ServingShape, *, cudagraph_sizes: Sequence[int] | None = N
     )
 
 
-def assemble(parts: StepParts, constants: StepConstants, *, asynchronous: bool = True) -> StepTable:
-    """Return the step table of prepared parts with some constants."""
+def assemble(
+    parts: StepParts,
+    constants: StepConstants,
+    *,
+    asynchronous: bool = True,
+    before_v1: bool = False,
+) -> StepTable:
+    """Return the step table of prepared parts with some constants.
+
+    Args:
+        parts: of `step_parts`.
+        constants: of the model.
+        asynchronous: as for `build_step_table`.
+        before_v1: the engine is vLLM before 0.8, whose host work was heavier.
+    """
     shape, pp = parts.shape, parts.shape.pp
     token = np.append(0.0, _sum(parts.token_parts, constants, len(parts.tokens)).total_s)
     largest = max(shape.max_num_batched_tokens, int(parts.padded[-1]), int(parts.mixed.max()))
     dense = np.interp(np.arange(largest + 1.0), np.append(0.0, parts.tokens), token)
     head = np.append(0.0, parts.head.total_s)
     decode, mixed = constants.host_decode_s, constants.host_mixed_s
-    if _BLACKWELL[0] <= (shape.gpu.compute_capability or 0.0) < _BLACKWELL[1]:
-        mixed += constants.blackwell_mixed_s
     if not asynchronous:
-        decode, mixed = decode + constants.sync_step_s, mixed + constants.sync_step_s
-        head = head + constants.sync_sequence_s * np.arange(len(head))
+        old = constants.old_host_factor if before_v1 else 1.0
+        decode, mixed = decode + old * constants.sync_step_s, mixed + old * constants.sync_step_s
+        head = head + old * constants.sync_sequence_s * np.arange(len(head))
+    launched = constants.layer_launch_s * shape.model.num_hidden_layers
+    with_prompts = np.maximum(dense[parts.mixed], launched)
+    with_prompts[0] = 0.0
     points = len(parts.batch) * len(parts.context)
     attention = _sum(parts.decode_parts, constants, points).total_s
     attention = attention.reshape(len(parts.batch), len(parts.context))
@@ -166,7 +190,7 @@ def assemble(parts: StepParts, constants: StepConstants, *, asynchronous: bool =
     rising = np.maximum.accumulate(np.maximum.accumulate(attention, axis=1), axis=0)
     prefill = _sum(parts.prefill_parts, constants, len(parts.length)).total_s
     return StepTable(
-        token_s=dense[parts.mixed],
+        token_s=with_prompts,
         decode_token_s=dense[parts.padded],
         head_s=head,
         decode_batch=parts.batch,
@@ -244,11 +268,16 @@ def _token_parts(shape: ServingShape, kernels: _Kernels, m: FloatArray) -> list[
         parts.append(Part(Timing.of(moved, ROOFLINE), 0.0, name))
     if shape.tp > 1:
         parts.append(allreduce_part(shape, m, 2 * layers))
+        if norms_over_all_heads(shape):
+            parts.append(allreduce_part(shape, m, layers, _NORM_SUMS))
     if not shape.model.is_detailed:
         return [*parts, Part(parametric_tokens(shape, m))]
     for product in products(shape):
         time = gemm_timing(shape.gpu, kernels.gemm, product.n, product.k, product.precision, m)
         parts.append(Part(time, count=product.count))
+    if quantised := num_block_products(shape):
+        ones = Timing.of(np.ones(len(m)), EXTRAPOLATED)
+        parts.append(Part(ones, 0.0, "block_quant_s", quantised))
     if expert_layers := num_expert_layers(shape):
         parts += expert_parts(shape, kernels.moe, m, expert_layers)
     return parts

@@ -36,7 +36,10 @@ class StepConstants:
         host_decode_s, host_mixed_s: time of a step outside the GPU under asynchronous scheduling.
         sync_step_s: time of a step outside the GPU that synchronous scheduling adds.
         sync_sequence_s: the same for each sequence that yields a token.
-        blackwell_mixed_s: extra time of a step with prompt tokens on Blackwell.
+        block_quant_s: quantising the input of one matrix product with FP8 block scales.
+        layer_launch_s: the host's launching of one layer's kernels in a step with prompts, which
+            has no whole graph; such a step takes no less than that for all layers.
+        old_host_factor: on both synchronous terms before vLLM's V1 engine (0.8).
         request_s: HTTP, detokenising and streaming of a first token.
         request_token_s: tokenising and hashing of one prompt token.
     """
@@ -53,7 +56,9 @@ class StepConstants:
     host_mixed_s: float
     sync_step_s: float
     sync_sequence_s: float
-    blackwell_mixed_s: float
+    block_quant_s: float
+    layer_launch_s: float
+    old_host_factor: float
     request_s: float
     request_token_s: float
 

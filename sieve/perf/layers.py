@@ -61,6 +61,16 @@ def mixers(shape: ServingShape) -> list[Mixer]:
     return [Mixer(count, kind) for kind, count in kinds.items()]
 
 
+def num_block_products(shape: ServingShape) -> int:
+    """Return the products whose inputs are quantised in blocks of their own."""
+    return sum(p.count for p in products(shape) if p.precision.table_dtype == _BLOCK_FP8)
+
+
+def norms_over_all_heads(shape: ServingShape) -> bool:
+    """Whether query and key norms span all heads, so that ranks must share their sums."""
+    return shape.model.qk_norm_params > 2 * shape.model.head_dim
+
+
 def num_expert_layers(shape: ServingShape) -> int:
     """Return the layers with routed experts."""
     if shape.model.moe is None:

@@ -39,6 +39,11 @@ _DISTRIBUTIONS: Final = ("power_law_1.01", "balanced")
 # Beyond a factor of e in one dimension of the experts another kernel shape is likely chosen.
 _MAX_LOG_DISTANCE: Final = 1.0
 _BLACKWELL: Final = 10.0
+_PLAIN_BYTES: Final = 2.0
+# gpt-oss-120b's experts on one B200: TensorRT-LLM's table with MXFP8 activations against vLLM's
+# with 16-bit ones. The engine takes MXFP8 there; vLLM's table of that kernel lacks these experts.
+_MXFP8_TOKENS: Final = np.array([1.0, 4.0, 16.0, 256.0, 1024.0, 4096.0, 8192.0])
+_MXFP8_SHARES: Final = np.array([0.86, 0.74, 0.72, 0.49, 0.45, 0.38, 0.32])
 _MARLIN_FROM: Final = 128.0
 _MARLIN_OCTAVES: Final = 3.0
 
@@ -132,12 +137,14 @@ def expert_dtype(shape: ServingShape) -> str:
 
 
 def dequantises(shape: ServingShape) -> bool:
-    """Whether 4-bit experts are unpacked and multiplied in 16 bits by the Marlin kernel.
+    """Whether experts are unpacked and multiplied in 16 bits by the Marlin kernel.
 
-    vLLM takes it on cards before Blackwell; the tables of those cards hold another kernel.
+    vLLM takes it for 4-bit experts on cards before Blackwell, and for FP8 ones on cards without
+    FP8 arithmetic; the tables of those cards hold another kernel.
     """
-    four_bits = expert_dtype(shape) in {"mxfp4", "nvfp4", "int4"}
-    return four_bits and (shape.gpu.compute_capability or 0.0) < _BLACKWELL
+    dtype, before = expert_dtype(shape), (shape.gpu.compute_capability or 0.0) < _BLACKWELL
+    four_bits = dtype in {"mxfp4", "nvfp4", "int4"} and before
+    return four_bits or (dtype == "fp8" and arithmetic_mode(shape.gpu, dtype) != "fp8")
 
 
 def moe_timing(shape: ServingShape, table: KernelTable | None, m: FloatArray) -> Timing:
@@ -164,13 +171,17 @@ def expert_parts(
     if table is None or key is None:
         return [Part(Timing.of(roofline, ROOFLINE), limit, "", count)]
     hidden, inter, topk, num, tp, ep = (int(value) for value in key[1:7])
-    site = Experts(hidden, inter, topk, num, tp, ep, experts.projections, experts.weight_bytes)
+    own_bytes = key[0] in _TABLE_DTYPES.get(expert_dtype(shape), ())
+    site_bytes = experts.weight_bytes if own_bytes else _PLAIN_BYTES
+    site = Experts(hidden, inter, topk, num, tp, ep, experts.projections, site_bytes)
     grid, latency = table.curve(key)
     yardstick = site.roofline_s(shape.gpu, grid, mode)
     scaled = latency * (experts.roofline_s(shape.gpu, grid, mode) / yardstick)
     end = float(experts.roofline_s(shape.gpu, grid[-1:], mode)[0])
     time = hold_utilisation(m, grid, scaled, roofline, end)
     quality = MEASURED if site == experts else EXTRAPOLATED
+    if stands_in_for_mxfp8(shape, key):
+        time, quality = time * _mxfp8_share(m / experts.tp), EXTRAPOLATED
     evidence = np.maximum(grid_evidence(m, grid), quality)
     if not dequantises(shape):
         return [Part(Timing.of(time, evidence), limit, "experts_factor", count)]
@@ -182,13 +193,27 @@ def expert_parts(
     ]
 
 
+def stands_in_for_mxfp8(shape: ServingShape, key: Key) -> bool:
+    """Whether a site with 16-bit activations stands for MXFP4 experts that get MXFP8 ones."""
+    blackwell = (shape.gpu.compute_capability or 0.0) >= _BLACKWELL
+    return blackwell and expert_dtype(shape) == "mxfp4" and key[0] == "w4a16_mxfp4"
+
+
+def _mxfp8_share(tokens: FloatArray) -> FloatArray:
+    """Return the time of MXFP4 experts with MXFP8 activations against 16-bit ones, (n,)."""
+    points = np.log2(np.maximum(tokens, 1.0))
+    return np.asarray(np.interp(points, np.log2(_MXFP8_TOKENS), _MXFP8_SHARES), np.float64)
+
+
 def _table_dtypes(shape: ServingShape) -> tuple[str, ...]:
     """Return the names of the experts' precision in the table, best first."""
     dtype = expert_dtype(shape)
     names = _TABLE_DTYPES.get(dtype, ())
     # Blackwell multiplies MXFP4 weights with MXFP8 activations by default.
     blackwell = (shape.gpu.compute_capability or 0.0) >= _BLACKWELL
-    return names[::-1] if dtype == "mxfp4" and blackwell else names
+    names = names[::-1] if dtype == "mxfp4" and blackwell else names
+    # Unpacked weights are multiplied like 16-bit ones: those stand in where nothing nearer is.
+    return (*names, "bfloat16") if dequantises(shape) else names
 
 
 def nearest_experts(table: KernelTable | None, shape: ServingShape) -> Key | None:

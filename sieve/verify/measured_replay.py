@@ -14,7 +14,7 @@ from sieve.perf.compose import StepParts, assemble, step_parts
 from sieve.perf.constants import StepConstants, step_constants
 from sieve.sim.metrics import gap_statistic, per_request
 from sieve.sim.replay import ReplaySettings, simulate
-from sieve.verify.measured_setup import Setup
+from sieve.verify.measured_setup import V1_SINCE, Setup
 
 
 def shape_of(setup: Setup) -> ServingShape:
@@ -48,7 +48,10 @@ class Replays:
         )  # fmt: skip
         if key not in self._parts:
             self._parts[key] = step_parts(shape)
-        return assemble(self._parts[key], self.constants, asynchronous=setup.asynchronous)
+        return assemble(
+            self._parts[key], self.constants, asynchronous=setup.asynchronous,
+            before_v1=setup.version < V1_SINCE,
+        )  # fmt: skip
 
     def predict(self, setup: Setup) -> tuple[dict[str, float], SimResult, StepTable]:
         """Return {metric: seconds or tokens per second}, the replay and the step table.
@@ -117,10 +120,9 @@ def client_metrics(
         added[: requests.closed_loop_users] = front[: requests.closed_loop_users]
         ttft = ttft + added
     e2e = ttft + latencies["e2e"] - latencies["ttft"]
-    counted = slice(setup.warm_up, None) if setup.warm_up < len(requests) else slice(None)
     out: dict[str, float] = {}
     for name, values in (("ttft", ttft), ("tpot", latencies["tpot"]), ("e2e", e2e)):
-        used = values[counted][~np.isnan(values[counted])]
+        used = values[~np.isnan(values)]
         if len(used):
             out[name] = float(used.mean())
             out[f"{name}_p50"] = float(np.percentile(used, 50))

@@ -22,6 +22,8 @@ from sieve.fit import configure, fit
 from sieve.memory.formats import weight_format
 from sieve.verify.measured_rows import MeasuredRow
 
+V1_SINCE: Final = (0, 8)
+"""First vLLM with the V1 engine, whose scheduler is the one replayed."""
 ASYNC_SINCE: Final = (0, 14)
 """First vLLM that schedules asynchronously by default."""
 UNKNOWN_VERSION: Final = "0.11"
@@ -36,6 +38,7 @@ _PRECISIONS: Final = {"fp4": "nvfp4"}
 _KV: Final = {"": "auto", "bf16": "bfloat16", "fp16": "float16", "fp8_e4m3": "fp8"}
 _VARIED: Final = ("sharegpt", "lm-arena", "gpqa", "mlperf")
 _LENGTH_SPREAD: Final = 0.9  # deviation of log lengths of recorded conversations, cut at four means
+_OUT_OF_STEP: Final = 0.01  # else all users of a closed loop stay in step for good
 _OTHER_TRAFFIC: Final = ("shared-prefix", "agentic")
 _DEFAULT_REQUESTS: Final = 500
 _ROOM_TOKENS: Final = 256
@@ -50,7 +53,6 @@ class Recipe:
     gpu_memory_utilization: float | None = None
     asynchronous: bool | None = None
     seats_per_user: bool = False
-    warm_up: bool = False
     reason: str = ""
 
 
@@ -58,10 +60,6 @@ _INFERENCEX: Final = Recipe(
     8192, 0.9, asynchronous=True, seats_per_user=True,
     reason="InferenceX recipe: budget 8192, memory 0.9, asynchronous, a seat for every user",
 )  # fmt: skip
-_LABORATORY: Final = Recipe(
-    warm_up=True,
-    reason="fixed lengths: the burst of all users at the start is taken as warm-up, not counted",
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +74,6 @@ class Setup:
         asynchronous: schedules while the GPU works.
         max_num_seqs, max_num_batched_tokens, num_gpu_blocks, block_size: limits of one replica.
         requests: traffic, one entry a request; a burst arrives at once.
-        warm_up: requests at the start that the measurement did not count.
         assumed: what the row does not say, in words.
     """
 
@@ -96,7 +93,6 @@ class Setup:
     num_gpu_blocks: int
     block_size: int
     requests: Requests
-    warm_up: int
     assumed: tuple[str, ...]
 
 
@@ -150,7 +146,7 @@ def setup_of(row: MeasuredRow) -> Setup:
         asynchronous=asynchronous, max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens, num_gpu_blocks=blocks,
         block_size=config.block_size, requests=requests,
-        warm_up=(users or 0) if recipe.warm_up else 0, assumed=tuple(assumed),
+        assumed=tuple(assumed),
     )  # fmt: skip
 
 
@@ -174,10 +170,16 @@ def _require_replayable(row: MeasuredRow) -> None:
     words = row.text["notes"].lower()
     for sign, reason in (
         ("speculative", "speculative decoding is not replayed"),
+        ("multi-step", "multi-step scheduling is not replayed"),
         ("profiler", "the run carried a profiler"), ("mps", "GPUs were shared by several engines"),
     ):  # fmt: skip
         if sign in words and not row.eligible:
             raise ResultError(reason)
+    steps = re.search(r"scheduler_steps=(\d+)", words)
+    if steps and int(steps[1]) > 1:
+        raise ResultError(f"{steps[1]} scheduler steps at once: multi-step is not replayed")
+    if "chunked_prefill=false" in words and (_version(row)[0] < V1_SINCE):
+        raise ResultError("prompts first, in whole (before vLLM 0.8): not replayed")
     shared = re.search(r"replicas_on_one_gpu=(\d+)", words)
     if shared and int(shared[1]) > 1:
         raise ResultError("GPUs were shared by several engines")
@@ -195,9 +197,6 @@ def _alias(model: ModelArchitecture) -> list[str]:
 def _recipe(row: MeasuredRow) -> Recipe:
     if row.text["notes"].startswith("InferenceX"):
         return _INFERENCEX
-    fixed = row.text["length_distribution"] in {"random-fixed", "fixed"}
-    if row.source == "aiconfigurator_silicon" and fixed:
-        return _LABORATORY
     return Recipe()
 
 
@@ -262,6 +261,10 @@ def _requests(row: MeasuredRow) -> tuple[Requests, str]:
         n = users or n
     prompts, drawn = _lengths(row, "isl_mean", n, rng)
     answers, _ = _lengths(row, "osl_mean", n, rng)
+    if regime == "closed loop" and answers.min() == answers.max():
+        spread = rng.uniform(1 - _OUT_OF_STEP, 1 + _OUT_OF_STEP, n)
+        answers = np.maximum(np.rint(answers * spread), 1).astype(np.int64)
+        drawn = f"answers of equal length end within {_OUT_OF_STEP:.0%} of each other"
     arrival: FloatArray = np.zeros(n)
     rate = row.rate_per_s
     if regime == "open loop" and rate:
