@@ -25,6 +25,7 @@ from sieve.cli import (
     schema,
     slim,
     verify,
+    verify_measured,
     verify_memory,
 )
 from sieve.cli.output import fail, print_json
@@ -60,6 +61,8 @@ app.command("check")(fit.check)
 app.command("calibrate")(calibrate.calibrate)
 app.add_typer(slim.app)
 verify.app.command("memory")(verify_memory.memory)
+verify.app.command("measured")(verify_measured.measured)
+verify.app.command("steps")(verify_measured.steps)
 app.add_typer(verify.app)
 
 

@@ -65,4 +65,6 @@ class StepTables:
         )
         if self.engine.name == "reference":
             return reference_step_table(shape, family["kv_bytes_per_element"])
-        return build_step_table(shape)
+        # The costs must be those of the scheduler that is replayed, not of the engine's default.
+        asynchronous = bool(self.engine.replay.get("async_scheduling", False))
+        return build_step_table(shape, asynchronous=asynchronous)

@@ -1,6 +1,6 @@
 """The constants of the step-time model that no kernel table holds, and where they come from.
 
-`data/step_time.yaml` is written by `tests/accuracy/step_time_fit.py`: values, what each means, the
+`data/step_time.yaml` is written by `tests/accuracy/step_time_fit_study.py`: values, what each means, the
 hash of the data behind them and the errors with and without the group that is predicted.
 """
 
