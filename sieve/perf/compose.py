@@ -29,13 +29,15 @@ from sieve.perf.layers import (
     norms_over_all_heads,
     num_block_products,
     num_expert_layers,
+    num_fp32_routers,
+    num_routed_layers,
     products,
 )
 from sieve.perf.mixers import decode_roofline, is_roofline_kind, prefill_roofline
 from sieve.perf.moe import expert_parts
 from sieve.perf.notes import WINDOW_TOKENS, table_notes
 from sieve.perf.parametric import parametric_tokens
-from sieve.perf.roofline import ACTIVATION_BYTES, elementwise_s
+from sieve.perf.roofline import ACTIVATION_BYTES, elementwise_s, fp32_gemm_roofline_s
 
 PP_MESSAGE_TOKENS: Final = 512
 PP_LATENCY_S: Final = 10e-6
@@ -176,6 +178,8 @@ def assemble(
     dense = np.interp(np.arange(largest + 1.0), np.append(0.0, parts.tokens), token)
     head = np.append(0.0, parts.head.total_s)
     decode, mixed = constants.host_decode_s, constants.host_mixed_s
+    if _is_blackwell(shape):
+        mixed += constants.blackwell_mixed_s
     if not asynchronous:
         old = constants.old_host_factor if before_v1 else 1.0
         decode, mixed = decode + old * constants.sync_step_s, mixed + old * constants.sync_step_s
@@ -219,11 +223,15 @@ def default_cudagraph_sizes(largest: int = _LARGEST_GRAPH) -> list[int]:
 
 def _graph_sizes(shape: ServingShape) -> list[int]:
     """Return vLLM's sizes here: up to twice `max_num_seqs`, 512 (Blackwell 1,024), the budget."""
-    blackwell = _BLACKWELL[0] <= (shape.gpu.compute_capability or 0.0) < _BLACKWELL[1]
-    most = _LARGEST_GRAPH_BLACKWELL if blackwell else _LARGEST_GRAPH
+    most = _LARGEST_GRAPH_BLACKWELL if _is_blackwell(shape) else _LARGEST_GRAPH
     return default_cudagraph_sizes(
         max(1, min(2 * shape.max_num_seqs, most, shape.max_num_batched_tokens))
     )
+
+
+def _is_blackwell(shape: ServingShape) -> bool:
+    """Whether this is a data-centre card of that generation."""
+    return _BLACKWELL[0] <= (shape.gpu.compute_capability or 0.0) < _BLACKWELL[1]
 
 
 def padded_sizes(max_num_seqs: int, cudagraph_sizes: Sequence[int] | None) -> IntArray:
@@ -275,9 +283,16 @@ def _token_parts(shape: ServingShape, kernels: _Kernels, m: FloatArray) -> list[
     for product in products(shape):
         time = gemm_timing(shape.gpu, kernels.gemm, product.n, product.k, product.precision, m)
         parts.append(Part(time, count=product.count))
-    if quantised := num_block_products(shape):
-        ones = Timing.of(np.ones(len(m)), EXTRAPOLATED)
-        parts.append(Part(ones, 0.0, "block_quant_s", quantised))
+    ones = Timing.of(np.ones(len(m)), EXTRAPOLATED)
+    for constant, count in (
+        ("block_quant_s", num_block_products(shape)), ("routing_s", num_routed_layers(shape)),
+    ):  # fmt: skip
+        if count:
+            parts.append(Part(ones, 0.0, constant, count))
+    if (wide := num_fp32_routers(shape)) and shape.model.moe:
+        width = shape.model.moe.num_experts, shape.model.hidden_size
+        product_s = fp32_gemm_roofline_s(shape.gpu, m, *width)
+        parts.append(Part(Timing.of(product_s, ROOFLINE), count=wide))
     if expert_layers := num_expert_layers(shape):
         parts += expert_parts(shape, kernels.moe, m, expert_layers)
     return parts

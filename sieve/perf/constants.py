@@ -1,6 +1,6 @@
 """The constants of the step-time model that no kernel table holds, and where they come from.
 
-`data/step_time.yaml` is written by `tests/accuracy/step_time_fit_study.py`: values, what each means, the
+`data/step_time.yaml` is written by `tests/accuracy/step_time_fit.py`: values, what each means, the
 hash of the data behind them and the errors with and without the group that is predicted.
 """
 
@@ -31,6 +31,8 @@ class StepConstants:
         decode_attention_factor: tables have equal lengths in a batch.
         prefill_attention_factor: on the table's prefill attention.
         experts_factor: on the table's expert times.
+        routing_s: choosing and sorting the experts of one layer, where that is not part of the
+            expert kernel.
         marlin_prefill_factor: 4-bit experts multiplied in 16 bits by a kernel that dequantises each
             tile anew, against the table's kernel, when compute decides.
         host_decode_s, host_mixed_s: time of a step outside the GPU under asynchronous scheduling.
@@ -40,7 +42,11 @@ class StepConstants:
         layer_launch_s: the host's launching of one layer's kernels in a step with prompts, which
             has no whole graph; such a step takes no less than that for all layers.
         old_host_factor: on both synchronous terms before vLLM's V1 engine (0.8).
-        request_s: HTTP, detokenising and streaming of a first token.
+        blackwell_mixed_s: planning the attention of a step with prompts, on the host, as the
+            kernels for Blackwell need it.
+        chat_s: latency that a chat endpoint and its client add to the first token; it does not
+            queue.
+        request_s: work of the front end for one request: HTTP, streaming.
         request_token_s: tokenising and hashing of one prompt token.
     """
 
@@ -51,6 +57,7 @@ class StepConstants:
     decode_attention_factor: float
     prefill_attention_factor: float
     experts_factor: float
+    routing_s: float
     marlin_prefill_factor: float
     host_decode_s: float
     host_mixed_s: float
@@ -59,6 +66,8 @@ class StepConstants:
     block_quant_s: float
     layer_launch_s: float
     old_host_factor: float
+    blackwell_mixed_s: float
+    chat_s: float
     request_s: float
     request_token_s: float
 

@@ -15,10 +15,12 @@ from sieve.catalog.architecture import LayerKind
 from sieve.catalog.matrices import LayerPlan, Matrix, layer_matrices, layer_plans, plain_kinds
 from sieve.perf.base import ServingShape, split
 from sieve.perf.gemm import BF16, Precision, linear_precision
+from sieve.perf.moe import expert_dtype
 
 _MULTIPLIED: Final = frozenset({"attention", "dense", "shared", "state", "router", "other"})
 _SMALL: Final = frozenset({"conv1d", "mixer.conv1d"})  # moved with the element-wise traffic
 _BLOCK_FP8: Final = "fp8_block"
+_FP32_ROUTERS: Final = "MiniMaxM2"
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ def products(shape: ServingShape) -> list[Product]:
             if matrix.part not in _MULTIPLIED or matrix.name in _SMALL:
                 continue
             copies, rows, cols = matrix.shape(shape.tp)
+            if matrix.part == "router" and shape.model.architecture.startswith(_FP32_ROUTERS):
+                continue
             precision = BF16 if plain else _precision(shape, matrix)
             found[rows, cols, precision] += count * copies
     return [Product(count, n, k, precision) for (n, k, precision), count in found.items()]
@@ -59,6 +63,20 @@ def mixers(shape: ServingShape) -> list[Mixer]:
     if model.kinds:
         kinds.pop(None, None)
     return [Mixer(count, kind) for kind, count in kinds.items()]
+
+
+def num_fp32_routers(shape: ServingShape) -> int:
+    """Return the layers whose router multiplies in 32 bits, as the model's code has it."""
+    wide = shape.model.architecture.startswith(_FP32_ROUTERS)
+    return num_expert_layers(shape) if wide else 0
+
+
+def num_routed_layers(shape: ServingShape) -> int:
+    """Return the expert layers whose kernel does not choose the experts itself.
+
+    The kernel of MXFP4 experts (gpt-oss) takes the router's output and does both.
+    """
+    return 0 if expert_dtype(shape) == "mxfp4" else num_expert_layers(shape)
 
 
 def num_block_products(shape: ServingShape) -> int:

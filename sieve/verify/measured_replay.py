@@ -119,6 +119,9 @@ def client_metrics(
         added = np.asarray(front + (2 if setup.asynchronous else 1) * step, np.float64)
         added[: requests.closed_loop_users] = front[: requests.closed_loop_users]
         ttft = ttft + added
+    if setup.chat:
+        ttft = ttft + constants.chat_s
+        added = added + constants.chat_s
     e2e = ttft + latencies["e2e"] - latencies["ttft"]
     out: dict[str, float] = {}
     for name, values in (("ttft", ttft), ("tpot", latencies["tpot"]), ("e2e", e2e)):

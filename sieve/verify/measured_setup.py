@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from sieve.catalog.accelerators import load_gpu
 from sieve.catalog.architecture import Gpu, ModelArchitecture
 from sieve.catalog.models import load_model
 from sieve.errors import ResultError
-from sieve.fit import configure, fit
+from sieve.fit import Fit, configure, fit
 from sieve.memory.formats import weight_format
 from sieve.verify.measured_rows import MeasuredRow
 
@@ -53,11 +53,12 @@ class Recipe:
     gpu_memory_utilization: float | None = None
     asynchronous: bool | None = None
     seats_per_user: bool = False
+    completions: bool = False
     reason: str = ""
 
 
 _INFERENCEX: Final = Recipe(
-    8192, 0.9, asynchronous=True, seats_per_user=True,
+    8192, 0.9, asynchronous=True, seats_per_user=True, completions=True,
     reason="InferenceX recipe: budget 8192, memory 0.9, asynchronous, a seat for every user",
 )  # fmt: skip
 
@@ -73,6 +74,7 @@ class Setup:
         version: engine release.
         asynchronous: schedules while the GPU works.
         max_num_seqs, max_num_batched_tokens, num_gpu_blocks, block_size: limits of one replica.
+        chat: the client spoke to a chat endpoint.
         requests: traffic, one entry a request; a burst arrives at once.
         assumed: what the row does not say, in words.
     """
@@ -92,6 +94,7 @@ class Setup:
     max_num_batched_tokens: int
     num_gpu_blocks: int
     block_size: int
+    chat: bool
     requests: Requests
     assumed: tuple[str, ...]
 
@@ -132,20 +135,23 @@ def setup_of(row: MeasuredRow) -> Setup:
         row.count("max_num_batched_tokens") or recipe.max_num_batched_tokens,
         recipe.gpu_memory_utilization,
     )  # fmt: skip
-    config = book.configuration
+    config, dealt = book.configuration, ""
+    if ep == 1 and tp > 1 and _cuts_blocks(book):
+        ep = tp
+        dealt = f"experts dealt out over {tp} GPUs: sliced, their blocks would not be whole"
     blocks = int(book.kv_tokens // config.block_size)
     if blocks * config.block_size < longest:
         raise ResultError(
             f"the memory ledger finds room for {blocks * config.block_size} tokens, the longest "
             f"request has {longest}"
         )
-    assumed = [note for note in (*_alias(model), why, kv_why, recipe.reason, drawn) if note]
+    assumed = [note for note in (*_alias(model), why, kv_why, dealt, recipe.reason, drawn) if note]
     return Setup(
         model=model, gpu=gpu, tp=tp, pp=pp, ep=ep, replicas=replicas, weight_dtype=dtype,
         weight_bytes=_weight_bytes(model, dtype), kv_cache_dtype=kv, version=version,
         asynchronous=asynchronous, max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens, num_gpu_blocks=blocks,
-        block_size=config.block_size, requests=requests,
+        block_size=config.block_size, chat=not recipe.completions, requests=requests,
         assumed=tuple(assumed),
     )  # fmt: skip
 
@@ -234,11 +240,18 @@ def _weight_bytes(model: ModelArchitecture, dtype: str) -> float:
     )
 
 
+def _cuts_blocks(book: Fit) -> bool:
+    """Whether the engine refuses this split because it cuts FP8 blocks of experts."""
+    return book.configuration.model.moe is not None and any(
+        rule.rule == "quant_blocks" and not rule.ok for rule in book.check.rules
+    )
+
+
 @lru_cache(maxsize=512)
 def _ledger(
     model: str, gpu: str, engine: str, tp: int, pp: int, ep: int, dtype: str,
     kv: str, length: int, seats: int | None, budget: int | None, share: float | None,
-) -> Any:  # fmt: skip
+) -> Fit:  # fmt: skip
     """Return the memory ledger of a deployment; equal ones are computed once."""
     return fit(
         configure(

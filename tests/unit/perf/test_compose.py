@@ -119,11 +119,11 @@ def test_sliding_layers_do_not_grow(make_shape, llama):
 
 
 def test_shared_experts_and_dense_layers_cost_time(make_shape, qwen_moe):
-    plain = build_step_table(make_shape(model=qwen_moe)).token_s[64]
+    plain = build_step_table(make_shape(model=qwen_moe)).decode_token_s[64]
     shared = replace(qwen_moe, moe=replace(qwen_moe.moe, shared_intermediate_size=768))
-    assert build_step_table(make_shape(model=shared)).token_s[64] > plain
+    assert build_step_table(make_shape(model=shared)).decode_token_s[64] > plain
     dense = replace(qwen_moe, moe=replace(qwen_moe.moe, num_dense_layers=48))
-    assert build_step_table(make_shape(model=dense)).token_s[64] < plain
+    assert build_step_table(make_shape(model=dense)).decode_token_s[64] < plain
 
 
 def test_a_model_known_by_its_parameters_is_near_the_detailed_one(make_shape, inline):

@@ -1,0 +1,224 @@
+"""Measured runs of vLLM against the replay, as the page `reports/validation/measured.md`.
+
+    SIEVE_DATA=FOLDER python tests/accuracy/measured_study.py > reports/validation/measured.md
+
+Reads the rows of `measured/*.csv` that are marked eligible and writes figures, not rows. Each row
+is predicted twice: with the shipped constants, and with those of the fold that left its model x
+GPU out (`sieve/perf/data/step_time.yaml`, written by `step_time_fit.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from sieve.errors import SieveError
+from sieve.perf.constants import StepConstants, constant_names, document, step_constants
+from sieve.verify.measured_replay import Replays
+from sieve.verify.measured_rows import MeasuredRow, read_rows
+from sieve.verify.measured_setup import Setup, setup_of
+
+METRICS = {"tpot": "TPOT", "ttft": "TTFT", "output_tokens_per_s": "throughput"}
+TARGETS = {"tpot": (5.0, 9.0), "ttft": (12.0, 20.0), "output_tokens_per_s": (None, 8.0)}
+FEW = 20
+FAMILIES = {
+    "state": "hybrid, linear attention", "latent": "latent attention (MLA), sparse, experts",
+    "window": "sliding window, experts", "chunk": "local attention, experts",
+}  # fmt: skip
+WHY = {
+    "Qwen/Qwen3.5-397B-A17B": "The source calls these runs experimental. They prefill 6,000 tokens "
+    "per second on eight H200, 3 % of their arithmetic; no kernel table shows anything like it. "
+    "Not fitted.",
+    "deepseek-ai/DeepSeek-V3.2": "Sparse latent attention comes from a roofline; vLLM 0.11 ran its "
+    "first version of it. Bursts of a thousand short prompts are dominated by host work.",
+    "zai-org/GLM-5.2": "Sparse latent attention comes from a roofline.",
+    "MiniMaxAI/MiniMax-M2.5": "Each step costs some 30 us a layer more than its kernels; prompts "
+    "cost 30 to 60 ms more than theirs at TP 8. Other models with block FP8 do not show it.",
+    "meta-llama/Llama-3.1-405B-Instruct": "vLLM 0.6.3: the replay follows a later scheduler.",
+    "openai/gpt-oss-20b": "Bursts on vLLM 0.11; four-token answers measure the client.",
+}  # fmt: skip
+
+
+@dataclass
+class Case:
+    """A row with its two predictions."""
+
+    row: MeasuredRow
+    setup: Setup
+    trained: dict[str, float]
+    left_out: dict[str, float]
+
+    def error(self, metric: str, *, out: bool) -> float:
+        """Return the signed relative error in per cent, nan where the metric is not stated."""
+        name = metric if metric in self.row.measured else f"{metric}_p50"
+        got = (self.left_out if out else self.trained).get(name)
+        true = self.row.measured.get(name)
+        return 100 * (got / true - 1) if got and true else float("nan")
+
+
+def group_of(setup: Setup) -> str:
+    """Return model and GPU, checkpoints of one architecture together."""
+    return f"{setup.model.name.removesuffix('-FP8')}, {setup.gpu.name}"
+
+
+def family_of(setup: Setup) -> str:
+    """Return what kind of layers a model has."""
+    kinds = {kind.kind for kind in setup.model.kinds}
+    for kind, words in FAMILIES.items():
+        if kind in kinds:
+            return words
+    return "experts, full attention" if setup.model.moe else "dense, full attention"
+
+
+def load(folder: Path) -> tuple[list[Case], Counter[str]]:
+    """Return every eligible row with its predictions, and what could not be replayed why."""
+    folds = document()["folds"]
+    replays = {
+        group: Replays(StepConstants(**{n: float(v[n]) for n in constant_names()}))
+        for group, v in folds.items()
+    }
+    shipped, cases, skipped = Replays(), [], Counter()
+    for path in sorted((folder / "measured").glob("*.csv")):
+        for row in read_rows(path):
+            if not row.eligible:
+                continue
+            try:
+                setup = setup_of(row)
+                trained = shipped.predict(setup)[0]
+                left_out = replays[group_of(setup)].predict(setup)[0]
+            except SieveError as error:
+                skipped[f"{row.source}: {error}"] += 1
+                continue
+            cases.append(Case(row, setup, trained, left_out))
+    return cases, skipped
+
+
+def cells(cases: list[Case], metric: str) -> list[str]:
+    """Return rows, then median, mean and bias left out, then median and mean in training."""
+    out = np.array([case.error(metric, out=True) for case in cases])
+    trained = np.array([case.error(metric, out=False) for case in cases])
+    known = ~np.isnan(out)
+    if not known.any():
+        return ["-"] * 6
+    out, trained = out[known], trained[known]
+    return [
+        str(len(out)), f"{np.median(np.abs(out)):.1f}", f"{np.abs(out).mean():.1f}",
+        f"{np.median(out):+.1f}", f"{np.median(np.abs(trained)):.1f}",
+        f"{np.abs(trained).mean():.1f}",
+    ]  # fmt: skip
+
+
+def table(cases: list[Case], name: str, key: Callable[[Case], str]) -> None:
+    """Print one table, a line for each group and metric."""
+    groups: dict[str, list[Case]] = defaultdict(list)
+    for case in cases:
+        groups[key(case)].append(case)
+    print(f"\n## By {name}\n")
+    print(f"| {name} | metric | rows | median | mean | bias | training median | training mean |")
+    print("|---|---|---|---|---|---|---|---|")
+    for group in sorted(groups):
+        for metric, words in METRICS.items():
+            found = cells(groups[group], metric)
+            if found[0] != "-":
+                print(f"| {group} | {words} | {' | '.join(found)} |")
+
+
+def targets(cases: list[Case]) -> None:
+    """Print what was aimed at beside what was reached."""
+    print("\n## Against the targets\n\n| figure, model x GPU left out | target | reached |")
+    print("|---|---|---|")
+    for metric, (middle, mean) in TARGETS.items():
+        found = cells(cases, metric)
+        if middle:
+            print(f"| {METRICS[metric]}, median error | {middle:g} % | {found[1]} % |")
+        print(f"| {METRICS[metric]}, mean error | {mean:g} % | {found[2]} % |")
+    for metric in ("tpot", "ttft"):
+        faster = np.mean([case.error(metric, out=True) < 0 for case in cases])
+        print(f"| {METRICS[metric]}, rows predicted faster than measured | 50 % | {faster:.0%} |")
+    groups: dict[str, list[Case]] = defaultdict(list)
+    for case in cases:
+        groups[group_of(case.setup)].append(case)
+    for metric in ("tpot", "ttft"):
+        most = 2 * (TARGETS[metric][0] or 0.0)
+        bad = [
+            f"{group} ({np.nanmedian(np.abs([c.error(metric, out=True) for c in found])):.0f} %)"
+            for group, found in sorted(groups.items())
+            if len(found) >= FEW
+            and np.nanmedian(np.abs([c.error(metric, out=True) for c in found])) > most
+        ]
+        words = f"{METRICS[metric]}, groups of {FEW} rows or more with a median above {most:g} %"
+        print(f"| {words} | none | {'; '.join(bad) or 'none'} |")
+
+
+def worst(cases: list[Case]) -> None:
+    """Print the worst groups, why, and the worst single rows of the others."""
+    print("\n## Where it fails, and why\n")
+    models = {case.setup.model.name for case in cases}
+    for model, why in WHY.items():
+        if model in models:
+            own = [case for case in cases if case.setup.model.name == model]
+            found = cells(own, "tpot")
+            print(f"* **{model}** (TPOT {found[1]} % median, bias {found[3]} %): {why}")
+    others = [case for case in cases if case.setup.model.name not in WHY]
+    others.sort(key=lambda case: -abs(case.error("tpot", out=True)))
+    print("\nLargest TPOT errors of all other models, model x GPU left out:\n")
+    print("| model, GPU | TP | input | output | load | error |\n|---|---|---|---|---|---|")
+    for case in others[:12]:
+        text = case.row.text
+        load_ = f"{text['concurrency']} users" if text["concurrency"] else text["request_rate"]
+        print(
+            f"| {group_of(case.setup)} | {case.setup.tp} | {float(text['isl_mean']):.0f} | "
+            f"{float(text['osl_mean']):.0f} | {load_} | {case.error('tpot', out=True):+.0f} % |"
+        )
+
+
+def constants() -> None:
+    """Print the constants, what they mean and how far they move between folds."""
+    facts = document()
+    print("\n## The constants\n")
+    print("Fitted by `tests/accuracy/step_time_fit.py` with a prior on each; data hash")
+    print(f"`{facts['data_sha256'][:16]}`. The last column spans the folds.\n")
+    print("| constant | meaning | prior | value | folds |\n|---|---|---|---|---|")
+    for name in constant_names():
+        spread = [fold[name] for fold in facts["folds"].values()]
+        prior = facts["priors"][name]["value"]
+        print(
+            f"| {name} | {facts['meaning'][name]} | {prior:.3g} | "
+            f"{getattr(step_constants(), name):.3g} | {min(spread):.3g} to {max(spread):.3g} |"
+        )
+
+
+def main() -> None:
+    """Print the page."""
+    folder = os.environ.get("SIEVE_DATA")
+    if not folder:
+        sys.exit("set SIEVE_DATA to the folder that holds measured/")
+    cases, skipped = load(Path(folder))
+    print("# Measured runs of vLLM against the replay\n")
+    print("Written by `tests/accuracy/measured_study.py`. Errors in percent, prediction against")
+    print("measurement, of the mean where a row has one, else of the median; negative bias: below")
+    print("measured. `median`, `mean` and `bias` are with constants fitted *without* the row's")
+    print("model x GPU, `training` with the shipped constants. Repeats of one configuration differ")
+    print("by 2 % in TTFT and 0.3 % in TPOT in the median, and by 20 % and 10 % at the 90th")
+    print("percentile: nothing can be closer than that.")
+    targets(cases)
+    table(cases, "regime", lambda case: case.row.regime)
+    table(cases, "GPU", lambda case: case.setup.gpu.name)
+    table(cases, "family", lambda case: family_of(case.setup))
+    table(cases, "model and GPU", lambda case: group_of(case.setup))
+    table(cases, "source", lambda case: case.row.source)
+    worst(cases)
+    constants()
+    print(f"\n## Not replayed\n\n{sum(skipped.values())} eligible rows:\n")
+    for reason, rows in skipped.most_common():
+        print(f"* {rows} rows, {reason}")
+
+
+if __name__ == "__main__":
+    main()
