@@ -100,7 +100,9 @@ def moved_elements(shape: ServingShape) -> tuple[float, float]:
     """Return numbers of one token that all layers read and write between kernels.
 
     First those of layers without routed experts, then of layers with them: eight times the width,
-    twice queries, keys and values, three times the inner width of the feed-forward part.
+    twice queries, keys and values, three times the inner width of the feed-forward part; with
+    experts each token's row is sorted out to those it visits and gathered again, read and written
+    both times.
     """
     dense = experts = 0.0
     for (plan, _), count in _plans(shape).items():
@@ -110,6 +112,7 @@ def moved_elements(shape: ServingShape) -> tuple[float, float]:
         if moe:
             inner += moe.num_experts_per_tok * moe.moe_intermediate_size
             inner += moe.shared_intermediate_size
+            elements += 4.0 * moe.num_experts_per_tok * shape.model.hidden_size
         elements += 3.0 * split(inner, shape.tp)
         if moe:
             experts += count * elements

@@ -33,8 +33,8 @@ from sieve.verify.measured_setup import Setup, setup_of
 METRICS = {"tpot": 0.05, "ttft": 0.10, "output_tokens_per_s": 0.05}
 """Metric -> scale of its log error."""
 PRIORS = {
-    "layer_fixed_s": (14e-6, 0.35), "elementwise_dense": (0.35, 0.5),
-    "elementwise_moe": (2.4, 0.2), "allreduce_factor": (1.2, 0.15),
+    "layer_fixed_s": (14e-6, 0.35), "elementwise_dense": (0.35, 0.35),
+    "elementwise_moe": (1.0, 0.4), "allreduce_factor": (1.2, 0.15),
     "decode_attention_factor": (1.15, 0.15), "prefill_attention_factor": (1.3, 0.25),
     "experts_factor": (0.95, 0.15), "routing_s": (10e-6, 0.35), "marlin_prefill_factor": (2.0, 0.3),
     "host_decode_s": (0.15e-3, 0.5), "host_mixed_s": (1e-3, 1.0), "sync_step_s": (1e-3, 0.7),
@@ -47,7 +47,7 @@ PRIORS = {
 MEANING = {
     "layer_fixed_s": "s a layer: norms, rotary embedding, KV write, activation",
     "elementwise_dense": "share of a layer's activation traffic that reaches memory",
-    "elementwise_moe": "the same with experts: pads, sorts and combines on top",
+    "elementwise_moe": "the same with experts, sorting out and gathering counted",
     "allreduce_factor": "on measured all-reduces: ranks do not arrive together",
     "decode_attention_factor": "on measured decode attention: lengths of a batch differ",
     "prefill_attention_factor": "on measured prefill attention",
