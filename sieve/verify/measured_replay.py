@@ -12,6 +12,7 @@ from sieve.errors import ResultError
 from sieve.perf.base import ServingShape
 from sieve.perf.compose import StepParts, assemble, step_parts
 from sieve.perf.constants import StepConstants, step_constants
+from sieve.perf.front_end import chat_latency_s, request_work_s, through_one_server
 from sieve.sim.metrics import gap_statistic, per_request
 from sieve.sim.replay import ReplaySettings, simulate
 from sieve.verify.measured_setup import V1_SINCE, Setup
@@ -80,22 +81,9 @@ def staggered(setup: Setup, constants: StepConstants) -> Requests:
     requests = setup.requests
     if requests.closed_loop_users is not None:
         return requests
-    work = _front_end_s(requests, constants)
-    ready = _through_one_server(requests.arrival_s, work)
+    work = request_work_s(requests.input_tokens, constants)
+    ready = through_one_server(requests.arrival_s, work)
     return replace(requests, arrival_s=ready - ready[0])
-
-
-def _front_end_s(requests: Requests, constants: StepConstants) -> FloatArray:
-    """Return the time of each request outside the engine, (n,)."""
-    work = constants.request_s + constants.request_token_s * requests.input_tokens
-    return np.asarray(work, np.float64)
-
-
-def _through_one_server(arrival_s: FloatArray, work_s: FloatArray) -> FloatArray:
-    """Return when each of (n,) requests leaves a single server with these (n,) service times."""
-    done = np.cumsum(work_s)
-    start = np.maximum.accumulate(arrival_s - np.append(0.0, done[:-1]))
-    return np.asarray(start + done, np.float64)
 
 
 def client_metrics(
@@ -107,7 +95,7 @@ def client_metrics(
     (with asynchronous scheduling, two), so it waits for that many.
     """
     latencies = per_request(requests, result)
-    front = _front_end_s(requests, constants)
+    front = request_work_s(requests.input_tokens, constants)
     ttft = latencies["ttft"]
     if requests.closed_loop_users is None:
         first = setup.requests.arrival_s[0]
@@ -120,8 +108,8 @@ def client_metrics(
         added[: requests.closed_loop_users] = front[: requests.closed_loop_users]
         ttft = ttft + added
     if setup.chat:
-        ttft = ttft + constants.chat_s
-        added = added + constants.chat_s
+        ttft = ttft + chat_latency_s(constants)
+        added = added + chat_latency_s(constants)
     e2e = ttft + latencies["e2e"] - latencies["ttft"]
     out: dict[str, float] = {}
     for name, values in (("ttft", ttft), ("tpot", latencies["tpot"]), ("e2e", e2e)):

@@ -31,6 +31,7 @@ FAMILIES = {
     "state": "hybrid, linear attention", "latent": "latent attention (MLA), sparse, experts",
     "window": "sliding window, experts", "chunk": "local attention, experts",
 }  # fmt: skip
+UNMEASURED = (FAMILIES["state"], FAMILIES["latent"])
 WHY = {
     "Qwen/Qwen3.5-397B-A17B": "The source calls these runs experimental. They prefill 6,000 tokens "
     "per second on eight H200, 3 % of their arithmetic; no kernel table shows anything like it. "
@@ -178,6 +179,19 @@ def worst(cases: list[Case]) -> None:
         )
 
 
+def spread(cases: list[Case]) -> None:
+    """Print the spread of the log error on either side, as intervals need it."""
+    print("\n## Spread\n")
+    print("90 % quantile and 10 % quantile of log(measured/predicted) over all rows but those of")
+    print("models without kernel tables, model x GPU left out, divided by 1.2816:\n")
+    known = [case for case in cases if family_of(case.setup) not in UNMEASURED]
+    for metric, words in METRICS.items():
+        errors = np.array([case.error(metric, out=True) for case in known])
+        logs = -np.log1p(errors[~np.isnan(errors)] / 100)
+        high, low = np.quantile(logs, [0.9, 0.1])
+        print(f"* {words}: high {max(high, 0) / 1.2816:.2f}, low {max(-low, 0) / 1.2816:.2f}")
+
+
 def constants() -> None:
     """Print the constants, what they mean and how far they move between folds."""
     facts = document()
@@ -214,6 +228,7 @@ def main() -> None:
     table(cases, "model and GPU", lambda case: group_of(case.setup))
     table(cases, "source", lambda case: case.row.source)
     worst(cases)
+    spread(cases)
     constants()
     print(f"\n## Not replayed\n\n{sum(skipped.values())} eligible rows:\n")
     for reason, rows in skipped.most_common():

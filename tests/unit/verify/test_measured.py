@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 
 from sieve.cli.verify_measured import measured
 from sieve.errors import ResultError
+from sieve.perf.front_end import chat_latency_s, request_work_s, through_one_server
 from sieve.verify.measured import errors_by_metric, missed, verify_measured
-from sieve.verify.measured_replay import Replays, _through_one_server
+from sieve.verify.measured_replay import Replays
 from sieve.verify.measured_rows import METRIC_COLUMNS, NEEDED, read_rows
 from sieve.verify.measured_setup import setup_of
 
@@ -174,8 +175,16 @@ def test_means_in_p50_columns_are_scored_as_means(tmp_path: Path) -> None:
 
 
 def test_a_front_end_hands_a_burst_on_one_by_one() -> None:
-    left = _through_one_server(np.array([0.0, 0.0, 5.0]), np.array([1.0, 2.0, 0.5]))
+    left = through_one_server(np.array([0.0, 0.0, 5.0]), np.array([1.0, 2.0, 0.5]))
     np.testing.assert_allclose(left, [1.0, 3.0, 5.5])
+
+
+def test_long_prompts_take_the_front_end_longer() -> None:
+    short, long = request_work_s(np.array([0, 10_000]))
+    c = Replays().constants
+    assert short == pytest.approx(c.request_s)
+    assert long - short == pytest.approx(10_000 * c.request_token_s)
+    assert chat_latency_s() == c.chat_s
 
 
 def test_asynchronous_scheduling_saves_the_hosts_time(tmp_path: Path) -> None:
