@@ -280,12 +280,13 @@ def _token_parts(shape: ServingShape, kernels: _Kernels, m: FloatArray) -> list[
             parts.append(allreduce_part(shape, m, layers, _NORM_SUMS))
     if not shape.model.is_detailed:
         return [*parts, Part(parametric_tokens(shape, m))]
-    for product in products(shape):
+    matrices = products(shape)
+    for product in matrices:
         time = gemm_timing(shape.gpu, kernels.gemm, product.n, product.k, product.precision, m)
         parts.append(Part(time, count=product.count))
     ones = Timing.of(np.ones(len(m)), EXTRAPOLATED)
     for constant, count in (
-        ("block_quant_s", num_block_products(shape)), ("routing_s", num_routed_layers(shape)),
+        ("block_quant_s", num_block_products(matrices)), ("routing_s", num_routed_layers(shape)),
     ):  # fmt: skip
         if count:
             parts.append(Part(ones, 0.0, constant, count))

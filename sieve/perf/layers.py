@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
-from sieve.catalog.architecture import LayerKind
+from sieve.catalog.architecture import LayerKind, ModelArchitecture
 from sieve.catalog.matrices import LayerPlan, Matrix, layer_matrices, layer_plans, plain_kinds
 from sieve.perf.base import ServingShape, split
 from sieve.perf.gemm import BF16, Precision, linear_precision
@@ -59,7 +60,9 @@ def products(shape: ServingShape) -> list[Product]:
 def mixers(shape: ServingShape) -> list[Mixer]:
     """Return the kinds of token mixing; layers without any are left out."""
     model = shape.model
-    kinds = Counter(plan.kind for plan in layer_plans(model))
+    kinds: Counter[LayerKind | None] = Counter()
+    for (plan, _), count in _plans(shape).items():
+        kinds[plan.kind] += count
     if model.kinds:
         kinds.pop(None, None)
     return [Mixer(count, kind) for kind, count in kinds.items()]
@@ -79,9 +82,9 @@ def num_routed_layers(shape: ServingShape) -> int:
     return 0 if expert_dtype(shape) == "mxfp4" else num_expert_layers(shape)
 
 
-def num_block_products(shape: ServingShape) -> int:
+def num_block_products(found: list[Product]) -> int:
     """Return the products whose inputs are quantised in blocks of their own."""
-    return sum(p.count for p in products(shape) if p.precision.table_dtype == _BLOCK_FP8)
+    return sum(p.count for p in found if p.precision.table_dtype == _BLOCK_FP8)
 
 
 def norms_over_all_heads(shape: ServingShape) -> bool:
@@ -93,7 +96,7 @@ def num_expert_layers(shape: ServingShape) -> int:
     """Return the layers with routed experts."""
     if shape.model.moe is None:
         return 0
-    return sum(1 for plan in layer_plans(shape.model) if "moe" in plan.ffn)
+    return sum(count for (plan, _), count in _plans(shape).items() if "moe" in plan.ffn)
 
 
 def moved_elements(shape: ServingShape) -> tuple[float, float]:
@@ -101,8 +104,8 @@ def moved_elements(shape: ServingShape) -> tuple[float, float]:
 
     First those of layers without routed experts, then of layers with them: eight times the width,
     twice queries, keys and values, three times the inner width of the feed-forward part; with
-    experts each token's row is sorted out to those it visits and gathered again, read and written
-    both times.
+    experts each token's row is sorted out to those it visits here and gathered again, read and
+    written both times.
     """
     dense = experts = 0.0
     for (plan, _), count in _plans(shape).items():
@@ -112,7 +115,7 @@ def moved_elements(shape: ServingShape) -> tuple[float, float]:
         if moe:
             inner += moe.num_experts_per_tok * moe.moe_intermediate_size
             inner += moe.shared_intermediate_size
-            elements += 4.0 * moe.num_experts_per_tok * shape.model.hidden_size
+            elements += 4.0 * moe.num_experts_per_tok / shape.ep * shape.model.hidden_size
         elements += 3.0 * split(inner, shape.tp)
         if moe:
             experts += count * elements
@@ -121,12 +124,17 @@ def moved_elements(shape: ServingShape) -> tuple[float, float]:
     return dense, experts
 
 
-def _plans(shape: ServingShape) -> Counter[tuple[LayerPlan, bool]]:
+def _plans(shape: ServingShape) -> dict[tuple[LayerPlan, bool], int]:
     """Return how many layers have each plan, apart where they are left in 16 bits."""
     model = shape.model
-    own = shape.weight_dtype == model.checkpoint_dtype
+    return _counted(model, own=shape.weight_dtype == model.checkpoint_dtype)
+
+
+@lru_cache(maxsize=256)
+def _counted(model: ModelArchitecture, *, own: bool) -> dict[tuple[LayerPlan, bool], int]:
+    """Return the counts for a model in its own precision or another; not to be changed."""
     plain = set(model.plain_layers) if own else set()
-    return Counter((plan, i in plain) for i, plan in enumerate(layer_plans(model)))
+    return dict(Counter((plan, i in plain) for i, plan in enumerate(layer_plans(model))))
 
 
 def _precision(shape: ServingShape, matrix: Matrix) -> Precision:

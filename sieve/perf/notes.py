@@ -10,7 +10,13 @@ from sieve.perf.collectives import in_fast_domain
 from sieve.perf.kernel_table import load
 from sieve.perf.layers import mixers, num_expert_layers, products
 from sieve.perf.mixers import SPARSE_TOP_TOKENS, is_roofline_kind
-from sieve.perf.moe import dequantises, expert_dtype, experts_of, nearest_experts
+from sieve.perf.moe import (
+    dequantises,
+    expert_dtype,
+    experts_of,
+    nearest_experts,
+    stands_in_for_mxfp8,
+)
 from sieve.perf.roofline import arithmetic_mode
 
 WINDOW_TOKENS: Final = 1024
@@ -57,6 +63,11 @@ def _experts(shape: ServingShape) -> list[str]:
         notes.append(f"experts of this size and split were not measured; used: {size}")
     elif expert_dtype(shape) == "fp8" and site[0] == "fp8_block":
         notes.append("FP8 experts are timed with block scales")
+    if site is not None and stands_in_for_mxfp8(shape, site):
+        notes.append(
+            "MXFP4 experts were measured with 16-bit activations: shortened as another engine's "
+            "kernels are with MXFP8 ones"
+        )
     if site is not None and dequantises(shape):
         notes.append(
             "4-bit experts over prompts: the engine's kernel on this card was not measured, the "

@@ -23,8 +23,9 @@ def print_measured_check(report: Mapping[str, Any]) -> None:
     table = _table("metric")
     for metric, figures in summary["metrics"].items():
         _add(table, metric, figures)
-    out.print(table)
-    for name, groups in report["by"].items():
+    if report["rows"]:
+        out.print(table)
+    for name, groups in report["by"].items() if report["rows"] else ():
         table = _table(name, "metric")
         for group, metrics in groups.items():
             for metric in _MAIN:
