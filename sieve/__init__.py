@@ -8,10 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["SieveError", "__version__", "run"]
+__all__ = ["SieveError", "__version__", "replay", "run"]
 
 if TYPE_CHECKING:
     from sieve.api import run
+    from sieve.detail import replay
     from sieve.errors import SieveError
 
 
@@ -20,6 +21,10 @@ def __getattr__(name: str) -> Any:
         from sieve.api import run
 
         return run
+    if name == "replay":
+        from sieve.detail import replay
+
+        return replay
     if name == "SieveError":
         from sieve.errors import SieveError
 

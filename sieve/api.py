@@ -41,6 +41,7 @@ from sieve.resources import data_folder
 from sieve.results import SCHEMA_VERSION, RunFolder, clean, to_json
 from sieve.spec import ResolvedSpec, is_path, load_spec, path_label
 from sieve.traces import load_traffic
+from sieve.units import GB
 from stages import STAGES
 
 SHORT_TRACE = 5
@@ -232,6 +233,9 @@ def prepare(
         max_num_seqs=_largest(frame, "max_num_seqs"),
         max_context=workload.longest,
         gpus_per_node=spec.fleet.gpus_per_node or 8,
+        nodes_per_replica=spec.fleet.nodes_per_replica or 1,
+        tp_across_nodes=bool(spec.fleet.tp_across_nodes),
+        scale_out_bytes_per_s=(spec.fleet.scale_out_gbs_unidirectional or 0.0) * GB,
     )
     context = RunContext(
         spec=spec,
@@ -306,16 +310,19 @@ def _advice(context: RunContext, outcome: Outcome) -> list[dict[str, str]]:
     """Return advice on the first of the ranking: its topic, text and kind.
 
     Only where the advice's own scope reaches: a real engine, every matrix known, one pipeline
-    stage, experts not spread.
+    stage in one node, experts not spread, no context parallelism.
     """
     if not outcome.is_complete or outcome.ranked.is_empty():
         return []
     leader = outcome.ranked.row(0, named=True)
     covered = context.model.is_detailed and leader["weight_dtype"] in PRECISIONS
-    if context.is_reference or not covered or leader["pp"] * leader["ep"] > 1:
+    split = leader["pp"] * leader["ep"] * leader["decode_context_parallel_size"] > 1
+    split = split or context.tables.nodes(leader["tp"], leader["pp"]) > 1
+    if context.is_reference or not covered or split:
         text = (
             "None for the first of the ranking: advice covers a real engine, a model of known "
-            "shapes, one pipeline stage and experts that are not spread."
+            "shapes, one pipeline stage in one node, experts that are not spread and no context "
+            "parallelism."
         )
         return [{"topic": "scope", "text": text, "kind": "note"}]
     tightest = {m: context.slos.limit_on(m) for m in ("ttft", "tpot", "e2e")}

@@ -7,7 +7,8 @@ integer nanoseconds inside it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,12 +16,56 @@ import numpy.typing as npt
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
+T = TypeVar("T", bound=np.generic)
 
 EVIDENCE_CLASSES = ("measured", "interpolated", "extrapolated", "roofline")
 """Evidence classes, strongest first."""
 
+_SAMPLE = 1024
+
+
+def distinct(column: npt.NDArray[T]) -> tuple[npt.NDArray[T], IntArray]:
+    """Return the distinct values of a column, rising, and the place of each row among them, (n,).
+
+    As `np.unique`, but quick where values repeat: those of some rows are tried before all rows are
+    sorted.
+    """
+    if len(column) > _SAMPLE:
+        known = np.unique(column[:: len(column) // _SAMPLE])
+        place = np.minimum(np.searchsorted(known, column), len(known) - 1)
+        if (known[place] == column).all():
+            return known, place
+    values, place = np.unique(column, return_inverse=True)
+    return values, np.asarray(place, np.int64)
+
+
 COMPONENTS = ("tokens", "head", "decode_attention", "prefill_attention", "host")
 """Parts of an iteration's time, in the order of `StepTable` and `SimResult.component_s`."""
+
+
+@dataclass(frozen=True, eq=False)
+class PrefixBlocks:
+    """What the prompts of a trace have in common, as chains of blocks.
+
+    Attributes:
+        block_tokens: tokens in a block; the last block of a prompt may hold fewer.
+        start: (n + 1,) the blocks of request i are ids[start[i]:start[i + 1]].
+        ids: (m,) numbers from 0; two are equal exactly if the blocks and all before them are.
+        prompt: (n,) tokens of the prompts.
+    """
+
+    block_tokens: int
+    start: IntArray
+    ids: IntArray
+    prompt: IntArray
+
+    def take(self, rows: IntArray) -> PrefixBlocks:
+        """Return the blocks of the requests with the indices `rows`."""
+        count = np.diff(self.start)[rows]
+        start = np.concatenate(([0], np.cumsum(count))).astype(np.int64)
+        inside = np.arange(int(start[-1])) - np.repeat(start[:-1], count)
+        ids = self.ids[np.repeat(self.start[rows], count) + inside]
+        return PrefixBlocks(self.block_tokens, start, ids, self.prompt[rows])
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +81,10 @@ class Requests:
         source: where the traffic comes from, for reports.
         sha256: hash of the file or of the drawn traffic's definition.
         notes: what was assumed or left out while reading.
+        prefix: which prompts begin alike; None: nothing is known to be shared.
+        previous: (n,) index of the turn of the same session before, -1 where there is none. Such a
+            request arrives `delay_s` after that turn's answer; its `arrival_s` is the session's.
+        delay_s: (n,) seconds, read where there is a previous turn.
     """
 
     arrival_s: FloatArray
@@ -45,9 +94,32 @@ class Requests:
     source: str = ""
     sha256: str = ""
     notes: tuple[str, ...] = ()
+    prefix: PrefixBlocks | None = None
+    previous: IntArray | None = None
+    delay_s: FloatArray | None = None
 
     def __len__(self) -> int:
         return len(self.arrival_s)
+
+    def take(self, rows: IntArray) -> Requests:
+        """Return the requests with the rising indices `rows`.
+
+        A turn whose previous turn is not among them begins a session.
+        """
+        previous = self.previous
+        if previous is not None:
+            place = np.full(len(self) + 1, -1, np.int64)
+            place[rows] = np.arange(len(rows))
+            previous = place[previous[rows]]
+        return replace(
+            self,
+            arrival_s=self.arrival_s[rows],
+            input_tokens=self.input_tokens[rows],
+            output_tokens=self.output_tokens[rows],
+            prefix=None if self.prefix is None else self.prefix.take(rows),
+            previous=previous,
+            delay_s=None if self.delay_s is None else self.delay_s[rows],
+        )
 
     @property
     def rate_per_s(self) -> float:
@@ -194,6 +266,7 @@ class SimResult:
         first_token_s: (n,) nan if never.
         finish_s: (n,) nan if never.
         num_preemptions: (n,).
+        cached_tokens: (n,) prompt tokens found in the prefix cache at the first admission.
         num_steps: iterations that scheduled something, all replicas together.
         num_request_steps: scheduled requests summed over iterations.
         component_s: (5,) time by component of COMPONENTS, summed over iterations.
@@ -204,6 +277,7 @@ class SimResult:
         gaps: (GAP_BINS,) gaps between tokens, counted in the log-spaced bins of the kernel.
         samples: (k, 4) a thinned series of the first replica: seconds, requests running, requests
             waiting, KV blocks in use.
+        steps: every iteration, the columns of `sieve.sim.steps.COLUMNS`; None if not asked for.
     """
 
     status: str
@@ -212,6 +286,7 @@ class SimResult:
     first_token_s: FloatArray
     finish_s: FloatArray
     num_preemptions: IntArray
+    cached_tokens: IntArray
     num_steps: int
     num_request_steps: int
     component_s: FloatArray
@@ -221,3 +296,4 @@ class SimResult:
     makespan_s: float
     gaps: IntArray
     samples: FloatArray
+    steps: IntArray | None = None

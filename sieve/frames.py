@@ -7,8 +7,9 @@ table.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import polars as pl
 
@@ -48,8 +49,13 @@ AXES: Final = (
 """Axis columns in the order of the candidate id."""
 
 OPTIONS: Final = {
+    "async_scheduling": "bool",
     "block_size": "int",
+    "decode_context_parallel_size": "int",
+    "enable_chunked_prefill": "bool",
+    "enable_prefix_caching": "bool",
     "gpu_memory_utilization": "float",
+    "long_prefill_token_threshold": "int",
     "max_model_len": "int",
 }
 """Further engine options that a grid may vary, by kind."""
@@ -65,11 +71,24 @@ COLUMNS: Final = (
     Column("kv_cache_dtype", _S, "", 0, "precision of the KV cache, engine spelling"),
     Column("max_num_seqs", _I, "", 0, "most requests in one iteration"),
     Column("max_num_batched_tokens", _I, "tokens", 0, "token budget of one iteration"),
-    Column("block_size", _I, "tokens", 0, "tokens in one KV block"),
+    Column(
+        "decode_context_parallel_size", _I, "", 0, "ranks that share out the tokens of a sequence"
+    ),
+    Column("block_size", _I, "tokens", 0, "tokens in one KV block, of all ranks that share it out"),
     Column(
         "gpu_memory_utilization", _F, "", 0, "share of the GPU's memory that the engine may use"
     ),
     Column("max_model_len", _I, "tokens", 0, "longest prompt plus answer"),
+    Column("enable_chunked_prefill", _B, "", 0, "prompts are cut to the token budget"),
+    Column("enable_prefix_caching", _B, "", 0, "full KV blocks are found again by content"),
+    Column("async_scheduling", _B, "", 0, "a step is scheduled while the one before it runs"),
+    Column(
+        "long_prefill_token_threshold",
+        _I,
+        "tokens",
+        0,
+        "most tokens of one prompt in an iteration, 0: no such limit",
+    ),
     Column("num_gpus", _I, "", 0, "tp x pp x replicas"),
     Column("weight_bytes_per_param", _F, "bytes", 0, "resident bytes of one weight"),
     Column("load_bytes_per_param", _F, "bytes", 0, "peak bytes of one weight while loading"),
@@ -96,6 +115,13 @@ REJECTION_COLUMNS: Final = {
 """What a rejected row carries: the stage, why, and the two numbers compared."""
 
 KINDS: Final = ("infeasible", "misses_slo", "not_selected")
+
+
+def engine_option(row: Mapping[str, Any], name: str) -> Any:
+    """Return the value of an option as the engine takes it; its blocks are those of one rank."""
+    if name == "block_size":
+        return row[name] // row.get("decode_context_parallel_size", 1)
+    return row[name]
 
 
 def columns_after(stage: int) -> list[str]:

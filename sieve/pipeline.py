@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 
 from sieve.context import RunContext
-from sieve.frames import METRICS, bound_column
+from sieve.frames import METRICS, bound_column, engine_option
 from sieve.ranking.answer import nearest_misses, settle, status_of, winners
 from sieve.ranking.objective import metrics_of
 from sieve.ranking.verdicts import limits_of
@@ -131,7 +131,7 @@ def ranking_rows(outcome: Outcome, options: Sequence[str]) -> list[dict[str, Any
     for row in outcome.ranked.iter_rows(named=True):
         entry = {name: row[name] for name in _RANKING_FACTS}
         if options:
-            entry["options"] = {name: row[name] for name in options}
+            entry["options"] = {name: engine_option(row, name) for name in options}
         for metric in METRICS:
             entry[metric] = {
                 "low": row[bound_column(metric, "low")],

@@ -54,6 +54,11 @@ def run(candidates: pl.DataFrame, context: RunContext) -> StageResult:
             compute_capability=by_gpu.fill_null(float("nan")).to_numpy(),
             needs_capability=needed,
             gpus_per_node=fleet.gpus_per_node or 8,
+            nodes_per_replica=fleet.nodes_per_replica or 1,
+            tp_across_nodes=bool(fleet.tp_across_nodes),
+            dcp=column("decode_context_parallel_size"),
+            chunked_prefill=candidates["enable_chunked_prefill"].to_numpy(),
+            context_parallel=str(context.engine.cache.get("context_parallel", "none")),
             max_gpus=fleet.max_gpus or 8,
             # A precision other than the published one drops the checkpoint's own blocks.
             expert_block_floor=context.engine.expert_block_floor,

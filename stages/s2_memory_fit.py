@@ -34,6 +34,7 @@ def run(candidates: pl.DataFrame, context: RunContext) -> StageResult:
     resident = candidates["weight_bytes_per_param"]
     peak = context.spec.run.load_bytes == "peak"
     lengths = candidates["max_model_len"]
+    shared = candidates["decode_context_parallel_size"]
     books = ledger(
         context.model,
         context.engine,
@@ -49,7 +50,8 @@ def run(candidates: pl.DataFrame, context: RunContext) -> StageResult:
             ).to_numpy(),
             kv_bytes_per_element=candidates["kv_bytes_per_element"].to_numpy(),
             max_num_seqs=candidates["max_num_seqs"].to_numpy(),
-            block_size=candidates["block_size"].to_numpy(),
+            block_size=(candidates["block_size"] // shared).to_numpy(),
+            dcp=shared.to_numpy(),
             utilisation=candidates["gpu_memory_utilization"].to_numpy(),
             ep=candidates["ep"].to_numpy(),
             max_num_batched_tokens=candidates["max_num_batched_tokens"].to_numpy(),

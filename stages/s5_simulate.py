@@ -52,7 +52,7 @@ class _Job:
 
 
 @dataclass(frozen=True, eq=False)
-class _Shared:
+class Shared:
     """What all jobs read: traffic by level, step tables by family, limits, what to report."""
 
     requests: Mapping[float, Requests]
@@ -65,7 +65,7 @@ class _Shared:
 def run(candidates: pl.DataFrame, context: RunContext) -> StageResult:
     """Return candidates with their metrics at level 1.0; `simulations` holds every level."""
     levels = context.spec.run.traffic.levels
-    shared = _shared(candidates, context)
+    shared = shared_of(candidates, context)
     jobs = _jobs(candidates, context)
     labels = [f"{candidates['candidate_id'][job.row]} at level {job.level:g}" for job in jobs]
     done = 0
@@ -106,11 +106,12 @@ def _pick(mask: pl.Series, yes: object, no: object) -> pl.Series:
     return pl.select(pl.when(mask).then(expr(yes)).otherwise(expr(no))).to_series()
 
 
-def _shared(candidates: pl.DataFrame, context: RunContext) -> _Shared:
+def shared_of(candidates: pl.DataFrame, context: RunContext) -> Shared:
+    """Return what the replays of these candidates read."""
     wanted = [(s.metric, s.statistic) for s in context.slos.limits if s.statistic]
     objective = metrics_of(context.spec.run.rank.objective, context.spec.source)
     families = candidates.select(*FAMILY).unique(maintain_order=True).rows()
-    return _Shared(
+    return Shared(
         requests={v: at_level(context.requests, v) for v in context.spec.run.traffic.levels},
         tables={family: context.tables.get(family) for family in families},
         limits=context.slos.request_limits(),
@@ -121,21 +122,30 @@ def _shared(candidates: pl.DataFrame, context: RunContext) -> _Shared:
     )
 
 
+def settings_of(row: Mapping[str, Any], context: RunContext) -> ReplaySettings:
+    """Return limits and switches of a candidate's engines."""
+    in_flight = context.engine.replay["batches_in_flight"]
+    return ReplaySettings(
+        max_num_seqs=row["max_num_seqs"],
+        max_num_batched_tokens=row["max_num_batched_tokens"],
+        num_gpu_blocks=row["num_gpu_blocks"],
+        block_size=row["block_size"],
+        full_reservation=bool(context.engine.replay["full_reservation"]),
+        reserve_full_isl=bool(context.engine.replay["reserve_full_isl"]),
+        chunked_prefill=row["enable_chunked_prefill"],
+        # The plain rules keep one batch in flight, so its stages run in sequence.
+        pipeline_stages=row["pp"] if in_flight == "pp" else 1,
+        async_scheduling=row["async_scheduling"],
+        prefix_caching=row["enable_prefix_caching"],
+        long_prefill_token_threshold=row["long_prefill_token_threshold"],
+        watermark=float(context.engine.defaults.get("watermark", 0.0)),
+    )
+
+
 def _jobs(candidates: pl.DataFrame, context: RunContext) -> list[_Job]:
     jobs = []
-    in_flight = context.engine.replay["batches_in_flight"]
     for i, row in enumerate(candidates.iter_rows(named=True)):
-        settings = ReplaySettings(
-            max_num_seqs=row["max_num_seqs"],
-            max_num_batched_tokens=row["max_num_batched_tokens"],
-            num_gpu_blocks=row["num_gpu_blocks"],
-            block_size=row["block_size"],
-            full_reservation=bool(context.engine.replay["full_reservation"]),
-            reserve_full_isl=bool(context.engine.replay["reserve_full_isl"]),
-            # The plain rules keep one batch in flight, so its stages run in sequence.
-            pipeline_stages=row["pp"] if in_flight == "pp" else 1,
-            batches_in_flight=row["pp"] if in_flight == "pp" else 1,
-        )
+        settings = settings_of(row, context)
         family = tuple(row[name] for name in FAMILY)
         jobs += [
             _Job(i, level, family, row["replicas"], settings)
@@ -144,10 +154,21 @@ def _jobs(candidates: pl.DataFrame, context: RunContext) -> list[_Job]:
     return jobs
 
 
-def simulate_job(shared: _Shared, job: _Job) -> dict[str, Any]:
-    """Return the metrics of one replay, each with low and high, as a flat row."""
+def simulate_job(shared: Shared, job: _Job) -> dict[str, Any]:
+    """Return the metrics of one job, each with low and high, as a flat row."""
     requests, table = shared.requests[job.level], shared.tables[job.family]
     result = simulate(requests, table, job.settings, job.replicas)
+    return row_of(requests, table, job.settings, result, shared)
+
+
+def row_of(
+    requests: Requests,
+    table: StepTable,
+    settings: ReplaySettings,
+    result: SimResult,
+    shared: Shared,
+) -> dict[str, Any]:
+    """Return the metrics of a replay, each with low and high, as a flat row."""
     shares = evidence_shares(result.component_s, table.component_evidence)
     evidence = weakest_class(shares)
     row: dict[str, Any] = {
@@ -158,7 +179,7 @@ def simulate_job(shared: _Shared, job: _Job) -> dict[str, Any]:
         "num_preemptions": int(result.num_preemptions.sum()),
         "peak_batch": result.peak_batch,
         "peak_batched_tokens": result.peak_tokens,
-        "peak_kv_usage": result.peak_blocks / job.settings.num_gpu_blocks,
+        "peak_kv_usage": result.peak_blocks / settings.num_gpu_blocks,
         "mean_batch": result.num_request_steps / max(result.num_steps, 1),
         "num_steps": result.num_steps,
         "makespan_s": result.makespan_s,
@@ -173,7 +194,7 @@ def _interval(
     result: SimResult,
     values: Mapping[str, float],
     evidence: str,
-    shared: _Shared,
+    shared: Shared,
 ) -> dict[str, float]:
     """Return low and high of every metric of one replay."""
     metrics_ = ("ttft", "tpot", "itl", "e2e")
@@ -229,7 +250,7 @@ def _rate_ends(
 
 
 def _simulation_frame(
-    candidates: pl.DataFrame, jobs: Sequence[_Job], rows: Sequence[dict[str, Any]], shared: _Shared
+    candidates: pl.DataFrame, jobs: Sequence[_Job], rows: Sequence[dict[str, Any]], shared: Shared
 ) -> pl.DataFrame:
     schema = _row_schema(shared)
     ids = candidates["candidate_id"].to_list()
@@ -242,7 +263,7 @@ def _simulation_frame(
     return pl.DataFrame(columns)
 
 
-def _row_schema(shared: _Shared) -> dict[str, pl.DataType]:
+def _row_schema(shared: Shared) -> dict[str, pl.DataType]:
     """Return the columns of a simulation row, also for an empty shortlist."""
     text, number, count = pl.String(), pl.Float64(), pl.Int64()
     schema: dict[str, pl.DataType] = {"status": text, "queue_growth": number, "evidence": text}

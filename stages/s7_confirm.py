@@ -36,7 +36,11 @@ def run(candidates: pl.DataFrame, context: RunContext) -> StageResult:
     model = _served_model(context)
     files = {
         f"plan/{row['candidate_id']}/serve.sh": serve_script(
-            row, model, context.model.checkpoint_dtype, context.engine.name
+            row,
+            model,
+            context.model.checkpoint_dtype,
+            context.engine.name,
+            nodes=context.tables.nodes(row["tp"], row["pp"]),
         )
         for row in finalists.iter_rows(named=True)
     }

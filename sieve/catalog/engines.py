@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import yaml
 
-from sieve.catalog.architecture import EngineProfile, Gpu
+from sieve.catalog.architecture import EngineProfile, Gpu, ModelArchitecture
 from sieve.catalog.names import nearest_names
 from sieve.errors import CatalogError
 from sieve.resources import package_data
@@ -85,6 +85,15 @@ def default_for_gpu(profile: EngineProfile, option: str, gpu: Gpu) -> Any:
         if gpu.memory_bytes >= tier["min_memory_gib"] * GIB and not excluded:
             return tier["value"]
     raise CatalogError(f"{profile.name} {profile.version}: no default of {option} fits {gpu.name}")
+
+
+def chunks_prompts(profile: EngineProfile, model: ModelArchitecture) -> bool:
+    """Return whether the engine cuts prompts to the token budget unless told otherwise."""
+    above = profile.defaults.get("chunked_prefill_above")
+    longest = model.max_position_embeddings or 0
+    return bool(profile.defaults.get("enable_chunked_prefill", True)) or (
+        above is not None and longest > above
+    )
 
 
 @lru_cache(maxsize=16)

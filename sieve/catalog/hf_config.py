@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from sieve.catalog.architecture import LayerKind, ModelArchitecture
 from sieve.catalog.hf_blocks import dense_width, ffn_layers, moe_facts, rotary_tables, vision_params
+from sieve.catalog.hf_faults import refuse_faults
 from sieve.catalog.hf_features import undescribed_features, unhandled_features
 from sieve.catalog.hf_fields import FAMILIES, ConfigReader, Family, architecture_name, text_config
 from sieve.catalog.hf_precision import checkpoint_dtype, quantisation_facts
@@ -52,14 +53,20 @@ def architecture_from_config(
     Raises:
         NotYetError: the step time is not modelled and `any_family` is False, or the layers are of
             a sort that is not described at all.
-        CatalogError: a needed field is missing or outside its range.
+        CatalogError: a needed field is missing, outside its range or at odds with another.
     """
+    refuse_faults(config, name)
     text = text_config(config)
     label = architecture_name(config)
     features = unhandled_features(config)
     refused = undescribed_features(config)
-    if refused or (features and not any_family):
-        raise NotYetError(no_step_time(name, label, refused or features))
+    if refused:
+        raise NotYetError(
+            f"model {name!r} ({label or 'no architecture named'}) has {', '.join(refused)}; "
+            "neither its memory nor its step time can be told"
+        )
+    if features and not any_family:
+        raise NotYetError(no_step_time(name, label, features))
     read = ConfigReader(text, name)
     assumed: list[str] = []
     family = _family(label, text, assumed)

@@ -129,9 +129,10 @@ class ConfigReader:
         """Return a positive whole number that has to be there."""
         value = self.optional(field)
         if value is None:
+            others = ", ".join(SPELLINGS.get(field, ()))
             raise CatalogError(
-                f"{self.name}: the model config has no {field}, which is needed; "
-                f"add it (also read: {', '.join(SPELLINGS.get(field, ('no other spelling',)))})"
+                f"{self.name}: the model config has no {field}, which is needed; add it"
+                + (f" (also read: {others})" if others else "")
             )
         return value
 

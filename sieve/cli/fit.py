@@ -42,6 +42,21 @@ Eager = Annotated[bool, typer.Option("--enforce-eager", help="No CUDA graphs.")]
 Node = Annotated[
     int, typer.Option("--gpus-per-node", help="Also require tp x pp within a node of this size.")
 ]
+Nodes = Annotated[
+    int,
+    typer.Option("--nodes", help="Most such nodes that one replica may span, its stages whole."),
+]
+Across = Annotated[
+    bool, typer.Option("--tp-across-nodes", help="Let tensor ranks span nodes too; slow.")
+]
+Partition = Annotated[
+    str | None,
+    typer.Option(
+        "--pp-layer-partition",
+        help="Layers of each stage, such as 16,32 (VLLM_PP_LAYER_PARTITION). Default: even.",
+        metavar="N,N,...",
+    ),
+]
 Dcp = Annotated[
     int,
     typer.Option(
@@ -64,6 +79,20 @@ CalibrationFile = Annotated[
 ]
 
 
+def _layers(text: str | None) -> tuple[int, ...]:
+    """Return the layers of each stage from `16,32`."""
+    from sieve.errors import InvalidInput
+
+    if text is None:
+        return ()
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and len(part) < 6 for part in parts):
+        raise InvalidInput(
+            f"--pp-layer-partition: found {text!r}, expected whole numbers with commas, as 16,32"
+        )
+    return tuple(int(part) for part in parts)
+
+
 def fit(
     model: Model,
     gpu: GpuName,
@@ -80,6 +109,9 @@ def fit(
     enforce_eager: Eager = False,
     decode_context_parallel_size: Dcp = 1,
     gpus_per_node: Node = 0,
+    nodes: Nodes = 1,
+    tp_across_nodes: Across = False,
+    pp_layer_partition: Partition = None,
     engine: Engine = "vllm",
     isl: Isl = None,
     osl: Osl = None,
@@ -102,8 +134,8 @@ def fit(
             kv_cache_dtype=kv_cache_dtype, max_model_len=max_model_len, max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens, block_size=block_size,
             gpu_memory_utilization=gpu_memory_utilization, enforce_eager=enforce_eager,
-            gpus_per_node=gpus_per_node,
-            dcp=decode_context_parallel_size,
+            gpus_per_node=gpus_per_node, nodes=nodes, tp_across_nodes=tp_across_nodes,
+            dcp=decode_context_parallel_size, pp_layer_partition=_layers(pp_layer_partition),
             corrections=() if calibration is None else read_corrections(calibration),
         ),
         isl=isl, osl=osl,
@@ -131,6 +163,9 @@ def check(
     max_num_batched_tokens: Tokens = None,
     decode_context_parallel_size: Dcp = 1,
     gpus_per_node: Node = 0,
+    nodes: Nodes = 1,
+    tp_across_nodes: Across = False,
+    pp_layer_partition: Partition = None,
     engine: Engine = "vllm",
     as_json: JsonFlag = False,
 ) -> None:
@@ -148,7 +183,8 @@ def check(
             model, gpu, engine=engine, tp=tp, pp=pp, ep=ep, weight_dtype=weight_dtype,
             kv_cache_dtype=kv_cache_dtype, max_model_len=max_model_len, max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens, gpus_per_node=gpus_per_node,
-            dcp=decode_context_parallel_size,
+            nodes=nodes, tp_across_nodes=tp_across_nodes, dcp=decode_context_parallel_size,
+            pp_layer_partition=_layers(pp_layer_partition),
         )
     )  # fmt: skip
     if as_json:

@@ -21,6 +21,7 @@ from sieve.cli import (
     evaluate,
     explain,
     fit,
+    replay,
     run,
     schema,
     slim,
@@ -34,7 +35,7 @@ from sieve.errors import NotYetError, SieveError
 INTERRUPTED: Final = 130
 _UsageError: Any = typer.BadParameter.__bases__[0]
 NOT_YET: Final = (
-    "batch", "nightly", "compare", "plan", "replay", "trace", "tables", "report",
+    "batch", "nightly", "compare", "plan", "trace", "tables", "report",
     "serve",
 )  # fmt: skip
 """Commands of the contract whose machinery comes later."""
@@ -50,6 +51,7 @@ app = typer.Typer(
 )
 app.command("run")(run.run)
 app.command("explain")(explain.explain)
+app.command("replay")(replay.replay)
 app.command("models")(catalogue.models)
 app.command("gpus")(catalogue.gpus)
 app.command("engines")(catalogue.engines)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from sieve.errors import ExportError
+from sieve.frames import engine_option
 
 WRITTEN_FOR: Final = "vLLM 0.33.0"
 _VALUE_FLAGS: Final = {
@@ -19,19 +20,23 @@ _VALUE_FLAGS: Final = {
     "--block-size": ("block_size", int),
     "--kv-cache-dtype": ("kv_cache_dtype", str),
 }
-_SWITCHES: Final = (
-    "--enable-expert-parallel", "--enable-chunked-prefill", "--no-enable-prefix-caching",
-    "--no-async-scheduling",
-)  # fmt: skip
+_CONTEXT_PARALLEL: Final = "--decode-context-parallel-size"
+_NODE_RANK: Final = "${NODE_RANK:?}"
+_MASTER_ADDR: Final = "${MASTER_ADDR:?}"
+_REST: Final = "$@"
+_SWITCHES: Final = ("enable_chunked_prefill", "enable_prefix_caching", "async_scheduling")
+_THRESHOLD: Final = "--long-prefill-token-threshold"
 _PLAIN: Final = {"bf16": "bfloat16", "fp16": "float16"}
 CHECKPOINT: Final = "${CHECKPOINT:?}"
 """Stands for a checkpoint that the user must name; the script stops when it is not set."""
+_OF_THE_SHELL: Final = frozenset({CHECKPOINT, _NODE_RANK, _MASTER_ADDR, _REST})
 
 
-def serve_command(row: Mapping[str, Any], model: str, checkpoint_dtype: str) -> list[str]:
+def serve_command(
+    row: Mapping[str, Any], model: str, checkpoint_dtype: str, *, nodes: int = 1
+) -> list[str]:
     """Return the argument list that starts one replica of a candidate, every option spelled out.
 
-    Switches turn off what the replay does not model, so that the command is what was evaluated.
     Where no flag makes the precision from the published weights, the model is the placeholder
     `CHECKPOINT`: the user must name a checkpoint that already has it.
 
@@ -39,20 +44,34 @@ def serve_command(row: Mapping[str, Any], model: str, checkpoint_dtype: str) -> 
         row: a row of the candidate frame.
         model: hub id or path that the engine loads.
         checkpoint_dtype: precision of the published weights.
+        nodes: that the replica spans; with several the rank of the node and the address of the
+            first are variables of the shell.
     """
     placeholder = model == CHECKPOINT or needs_checkpoint(row["weight_dtype"], checkpoint_dtype)
     args = ["vllm", "serve", CHECKPOINT if placeholder else model]
     for flag, (column, _) in _VALUE_FLAGS.items():
         if row[column] is not None:
-            args += [flag, _text(row[column])]
+            args += [flag, _text(engine_option(row, column))]
+    shared = row.get("decode_context_parallel_size", 1)
+    if shared > 1:
+        args += [_CONTEXT_PARALLEL, str(shared)]
     if row["ep"] > 1:
         args.append("--enable-expert-parallel")
     if row["weight_dtype"] in _PLAIN:
         args += ["--dtype", _PLAIN[row["weight_dtype"]]]
     elif row["weight_dtype"] == "fp8" and checkpoint_dtype != "fp8":
         args += ["--quantization", "fp8"]
-    args += ["--enable-chunked-prefill", "--no-enable-prefix-caching", "--no-async-scheduling"]
-    return [*args, "--scheduling-policy", "fcfs"]
+    args += [_switch(name, bool(row[name])) for name in _SWITCHES]
+    if row["long_prefill_token_threshold"]:
+        args += [_THRESHOLD, str(row["long_prefill_token_threshold"])]
+    args += ["--scheduling-policy", "fcfs"]
+    if nodes > 1:
+        args += ["--nnodes", str(nodes), "--node-rank", _NODE_RANK, "--master-addr", _MASTER_ADDR]
+    return args
+
+
+def _switch(name: str, on: bool) -> str:  # noqa: FBT001 - the switch's own value
+    return ("--" if on else "--no-") + name.replace("_", "-")
 
 
 def _text(value: Any) -> str:
@@ -78,7 +97,13 @@ def parse_command(args: Sequence[str]) -> dict[str, Any]:
     """
     if list(args[:2]) != ["vllm", "serve"] or len(args) < 3:
         raise ExportError(f"found {shlex.join(args[:3])!r}, expected vllm serve MODEL")
-    row: dict[str, Any] = {"model": args[2], "ep": 1}
+    row: dict[str, Any] = {
+        "model": args[2],
+        "ep": 1,
+        "decode_context_parallel_size": 1,
+        "long_prefill_token_threshold": 0,
+    }
+    expert_parallel = False
     rest = list(args[3:])
     while rest:
         flag = rest.pop(0)
@@ -92,13 +117,36 @@ def parse_command(args: Sequence[str]) -> dict[str, Any]:
             row["weight_dtype"] = _value(flag, rest, str)
         elif flag == "--scheduling-policy":
             row["scheduling_policy"] = _value(flag, rest, str)
-        elif flag in _SWITCHES:
-            row[flag.removeprefix("--").replace("-", "_")] = True
+        elif flag == _CONTEXT_PARALLEL:
+            row["decode_context_parallel_size"] = _value(flag, rest, int)
+        elif flag == "--nnodes":
+            row["nodes"] = _value(flag, rest, int)
+        elif flag in {"--node-rank", "--master-addr"}:
+            _value(flag, rest, str)  # of one node, not of the candidate
+        elif flag == _REST:
+            continue
+        elif flag == _THRESHOLD:
+            row["long_prefill_token_threshold"] = _value(flag, rest, int)
+        elif flag == "--enable-expert-parallel":
+            expert_parallel = True
+        elif (switch := _read_switch(flag)) is not None:
+            row[switch[0]] = switch[1]
         else:
             raise ExportError(f"unknown flag {flag!r} in a vllm serve command")
-    if row.pop("enable_expert_parallel", False):
+    if expert_parallel:
         row["ep"] = row["tp"]
+    if "block_size" in row:
+        row["block_size"] *= row["decode_context_parallel_size"]
     return row
+
+
+def _read_switch(flag: str) -> tuple[str, bool] | None:
+    """Return option and value of a switch, or None for another flag."""
+    for name in _SWITCHES:
+        for on in (True, False):
+            if flag == _switch(name, on):
+                return name, on
+    return None
 
 
 def _value(flag: str, rest: list[str], kind: Callable[[str], Any]) -> Any:
@@ -112,9 +160,11 @@ def _value(flag: str, rest: list[str], kind: Callable[[str], Any]) -> Any:
         raise ExportError(f"{flag}: cannot read {text!r}") from None
 
 
-def serve_script(row: Mapping[str, Any], model: str, checkpoint_dtype: str, engine: str) -> str:
-    """Return `serve.sh`: comments, then the command of one replica."""
-    args = serve_command(row, model, checkpoint_dtype)
+def serve_script(
+    row: Mapping[str, Any], model: str, checkpoint_dtype: str, engine: str, *, nodes: int = 1
+) -> str:
+    """Return `serve.sh`: comments, then the command of one replica, or of each of its nodes."""
+    args = serve_command(row, model, checkpoint_dtype, nodes=nodes)
     lines = [
         "#!/usr/bin/env bash",
         f"# {_comment(row['candidate_id'])}",
@@ -140,8 +190,16 @@ def serve_script(row: Mapping[str, Any], model: str, checkpoint_dtype: str, engi
             f"{_comment(row['weight_dtype'])} weights: no flag makes them from "
             f"{_comment(checkpoint_dtype)}."
         )
+    before = []
+    if nodes > 1:
+        lines.append(
+            f"# The replica spans {nodes} nodes: run this on each, with NODE_RANK from 0 to "
+            f"{nodes - 1} and MASTER_ADDR the address of the node with rank 0."
+        )
+        before = ['if [ "${NODE_RANK:?}" -gt 0 ]; then set -- --headless "$@"; fi']
+        args.append(_REST)
     command = " \\\n  ".join(_grouped(args))
-    return "\n".join([*lines, "set -euo pipefail", f"exec {command}", ""])
+    return "\n".join([*lines, "set -euo pipefail", *before, f"exec {command}", ""])
 
 
 def _grouped(args: Sequence[str]) -> list[str]:
@@ -152,7 +210,7 @@ def _grouped(args: Sequence[str]) -> list[str]:
         if arg.startswith("--"):
             pieces.append(shlex.quote(arg))
         else:
-            pieces[-1] += f" {shlex.quote(arg)}"
+            pieces[-1] += f' "{arg}"' if arg in _OF_THE_SHELL else f" {shlex.quote(arg)}"
     return pieces
 
 

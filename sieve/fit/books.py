@@ -73,6 +73,7 @@ def _columns(configurations: Sequence[Configuration]) -> LedgerInput:
         enforce_eager=np.array([c.enforce_eager for c in configurations], np.bool_),
         kv_dtype=configurations[0].kv_cache_dtype,
         dcp=column("dcp"),
+        partition=configurations[0].pp_layer_partition,
         extra_bytes=_extra(configurations),
     )
 
@@ -119,6 +120,7 @@ def layouts_of(configuration: Configuration) -> tuple[CacheLayout, ...]:
     return cache_layouts(
         c.model, tp=c.tp, pp=c.pp, kv_bytes=kv_bytes(c.kv_cache_dtype), block_size=c.block_size,
         kv_dtype=c.kv_cache_dtype, rules=tuple(sorted(c.engine.cache.items())), dcp=c.dcp,
+        partition=c.pp_layer_partition if len(c.pp_layer_partition) == c.pp else (),
     )  # fmt: skip
 
 

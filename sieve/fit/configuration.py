@@ -29,7 +29,10 @@ class Configuration:
         gpu_memory_utilization: share of the card.
         enforce_eager: no graphs.
         chunked_prefill: prompts are cut to the token budget.
-        gpus_per_node: most GPUs of one instance, 0: any number.
+        gpus_per_node: GPUs of a node, 0: one instance may have any number.
+        nodes: most nodes that one instance may span.
+        tp_across_nodes: its tensor ranks may span nodes too.
+        pp_layer_partition: layers of each stage, empty: as the engine divides them.
         defaulted: options that the user left to the engine.
         dcp: decode context parallel size.
         corrections: of the ledger, from start-up logs.
@@ -54,6 +57,9 @@ class Configuration:
     defaulted: tuple[str, ...]
     dcp: int = 1
     corrections: tuple[Correction, ...] = ()
+    nodes: int = 1
+    tp_across_nodes: bool = False
+    pp_layer_partition: tuple[int, ...] = ()
 
     @property
     def correction_key(self) -> CorrectionKey:
@@ -92,6 +98,9 @@ def configure(
     block_size: int | None = None,
     enforce_eager: bool = False,
     gpus_per_node: int = 0,
+    nodes: int = 1,
+    tp_across_nodes: bool = False,
+    pp_layer_partition: tuple[int, ...] = (),
     dcp: int = 1,
     corrections: tuple[Correction, ...] = (),
     base_dir: Path | None = None,
@@ -106,6 +115,11 @@ def configure(
     for name, size in (("tp", tp), ("pp", pp), ("ep", ep), ("dcp", dcp)):
         _whole(name, size, 1, 4096)
     _whole("gpus_per_node", gpus_per_node, 0, 4096)
+    _whole("nodes", nodes, 1, 1024)
+    if not gpus_per_node and (nodes > 1 or tp_across_nodes):
+        raise InvalidInput("nodes and tp_across_nodes need gpus_per_node, the GPUs of a node")
+    if tp_across_nodes and nodes == 1:
+        raise InvalidInput("tp_across_nodes has no effect on one node; give nodes, or leave it out")
     facts = model
     if isinstance(facts, str):
         name = facts
@@ -113,6 +127,7 @@ def configure(
         facts = with_stored_weights(facts, name, base_dir=base_dir)
     card = load_gpu(gpu) if isinstance(gpu, str) else gpu
     profile = load_engine(engine) if isinstance(engine, str) else engine
+    _check_partition(facts, profile, pp, pp_layer_partition)
     defaulted = []
 
     def pick(name: str, value: Any, default: Callable[[], Any]) -> Any:
@@ -167,10 +182,36 @@ def configure(
         enforce_eager=enforce_eager,
         chunked_prefill=chunked,
         gpus_per_node=gpus_per_node,
+        nodes=nodes,
+        tp_across_nodes=tp_across_nodes,
+        pp_layer_partition=tuple(pp_layer_partition),
         defaulted=tuple(defaulted),
         dcp=dcp,
         corrections=corrections,
     )
+
+
+def _check_partition(
+    model: ModelArchitecture, engine: EngineProfile, pp: int, partition: tuple[int, ...]
+) -> None:
+    """Refuse layers by stage that are not all the model's, as the engine does."""
+    if not partition:
+        return
+    shown = ",".join(str(part) for part in partition)
+    if engine.name == "reference":
+        raise InvalidInput(
+            f"pp_layer_partition {shown}: the plain rules of engine reference divide layers evenly"
+        )
+    if len(partition) != pp:
+        raise InvalidInput(
+            f"pp_layer_partition {shown} has {len(partition)} parts for pp {pp}; give one number "
+            "of layers for each stage"
+        )
+    if min(partition) < 1 or sum(partition) != model.num_hidden_layers:
+        raise InvalidInput(
+            f"pp_layer_partition {shown} holds {sum(partition)} layers; {model.name} has "
+            f"{model.num_hidden_layers}, at least one on each stage"
+        )
 
 
 def _default_budget(profile: EngineProfile, gpu: Gpu, length: int, *, chunked: bool) -> int:

@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from sieve.fit.configuration import Configuration
+from sieve.memory.weights import stage_layers
 from sieve.validity.blocks import block_faults
 from sieve.validity.capability import (
     LEAST_CAPABILITY,
@@ -19,6 +20,7 @@ from sieve.validity.capability import (
 )
 from sieve.validity.context_parallel import RULE as CONTEXT_PARALLEL
 from sieve.validity.context_parallel import context_parallel_fault
+from sieve.validity.nodes import nodes_needed, replica_nodes
 from sieve.validity.rules import Candidates
 from sieve.validity.rules import check as check_rules
 
@@ -26,6 +28,7 @@ _OWN_LIMITS: Final = frozenset({"rates_known", "model_len", "gpu_budget"})
 """Rules about what sieve can time, about traffic or about a fleet: no matter of one deployment."""
 _MOST_RANKS: Final = 128
 _USUAL_GROUP: Final = 128
+_MOST_LISTED: Final = 8
 
 
 @dataclass(frozen=True)
@@ -78,26 +81,7 @@ def check(configuration: Configuration) -> Check:
                 legal="" if ok else _legal(configuration, rule),
             )
         )
-    if configuration.dcp > 1:
-        out.append(_context_parallel(configuration))
     return Check(configuration, tuple(out), _validity_notes(configuration))
-
-
-def _context_parallel(c: Configuration) -> RuleResult:
-    kinds = str(c.engine.cache.get("context_parallel", "none"))
-    fault = context_parallel_fault(c.model, tp=c.tp, dcp=c.dcp, kinds=kinds)
-    if fault is None:
-        return RuleResult(
-            rule=CONTEXT_PARALLEL, ok=True, observed=None, limit=None, unit="", legal=""
-        )
-    return RuleResult(
-        rule=CONTEXT_PARALLEL,
-        ok=False,
-        observed=fault.observed,
-        limit=fault.limit,
-        unit=fault.unit,
-        legal=fault.legal,
-    )
 
 
 def rules_of(configuration: Configuration) -> list[str]:
@@ -105,7 +89,8 @@ def rules_of(configuration: Configuration) -> list[str]:
     named = [rule for rule in configuration.engine.rules if rule not in _OWN_LIMITS]
     if not configuration.gpus_per_node:
         named = [rule for rule in named if rule != "node"]
-    return named
+    named = [rule for rule in named if rule != CONTEXT_PARALLEL]
+    return [*named, CONTEXT_PARALLEL] if configuration.dcp > 1 else named
 
 
 def _candidates(configurations: Sequence[Configuration]) -> Candidates:
@@ -134,12 +119,48 @@ def _candidates(configurations: Sequence[Configuration]) -> Candidates:
             ]
         ),
         gpus_per_node=first.gpus_per_node or 2**31,
+        nodes_per_replica=first.nodes,
+        tp_across_nodes=first.tp_across_nodes,
+        dcp=column("dcp"),
+        context_parallel=_context_kinds(first),
         max_gpus=2**31,
         longest_request=0,
         expert_block_floor=first.engine.expert_block_floor,
         has_blocks=np.array([c.weights.name == c.model.checkpoint_dtype for c in configurations]),
         chunked_prefill=first.chunked_prefill,
     )
+
+
+def _context_kinds(c: Configuration) -> str:
+    """Return the layers that this engine can serve with context parallelism."""
+    return str(c.engine.cache.get("context_parallel", "none"))
+
+
+def _legal_on_nodes(c: Configuration) -> str:
+    if c.nodes == 1:
+        needed = int(nodes_needed(np.array([c.tp]), np.array([c.pp]), c.gpus_per_node)[0])
+        further = f"; or nodes {needed}" if c.tp <= c.gpus_per_node else ""
+        return f"tp x pp up to {c.gpus_per_node}{further}"
+    if c.tp > c.gpus_per_node and not c.tp_across_nodes:
+        return f"tp up to {c.gpus_per_node}, or tensor ranks across nodes, which is slow"
+    depths = _listed(legal_sizes(c, ["node"], "pp"))
+    return f"pp {depths} at tp {c.tp} on up to {c.nodes} nodes of {c.gpus_per_node}"
+
+
+def _legal_formats(c: Configuration, have: float) -> str:
+    """Return the formats that the card can serve, of the weights, the cache or both at fault."""
+    out = []
+    if weight_capability(c.weights.name, c.engine.capability) > have:
+        fine = [
+            name
+            for name in LEAST_CAPABILITY["weights"]
+            if weight_capability(name, c.engine.capability) <= have
+        ]
+        out.append(f"weights in {', '.join(fine) or 'no known format'}")
+    if LEAST_CAPABILITY["cache"].get(c.kv_cache_dtype, 0.0) > have:
+        fine = [name for name, least in LEAST_CAPABILITY["cache"].items() if least <= have]
+        out.append(f"a cache in {', '.join(['auto', *fine])}")
+    return ", ".join(out)
 
 
 def _legal(configuration: Configuration, rule: str) -> str:
@@ -153,17 +174,14 @@ def _legal(configuration: Configuration, rule: str) -> str:
     if rule == "pp_layers":
         return f"pp up to {c.model.num_hidden_layers}"
     if rule == "node":
-        return f"tp x pp up to {c.gpus_per_node}"
+        return _legal_on_nodes(c)
+    if rule == CONTEXT_PARALLEL:
+        fault = context_parallel_fault(c.model, tp=c.tp, dcp=c.dcp, kinds=_context_kinds(c))
+        return "" if fault is None else fault.legal
     if rule == "ep_size":
         return f"ep 1 or {c.tp}" if c.model.moe else "ep 1"
     if rule == "dtype_supported":
-        have = c.gpu.compute_capability or 0.0
-        names = [
-            name
-            for name in LEAST_CAPABILITY["weights"]
-            if weight_capability(name, c.engine.capability) <= have
-        ]
-        return f"weights in {', '.join(names)}"
+        return _legal_formats(c, c.gpu.compute_capability or 0.0)
     knob = "pp" if rule == "pp_divides" else "ep" if rule == "ep_divides_experts" else "tp"
     alone = legal_sizes(c, [rule], knob)
     if knob != "tp":
@@ -176,6 +194,26 @@ def _legal(configuration: Configuration, rule: str) -> str:
         if not check_rules(_candidates([spread]), [rule]).reason[0]:
             text += f"; or tp {c.tp} with ep {c.tp}, which does not slice experts"
     return text
+
+
+def _node_notes(c: Configuration) -> list[str]:
+    """Return on how many nodes the instance stands, where it may span several."""
+    if c.nodes == 1:
+        return []
+    found = replica_nodes(
+        np.array([c.tp]), np.array([c.pp]), gpus_per_node=c.gpus_per_node, most_nodes=c.nodes,
+        tp_across=c.tp_across_nodes,
+    )  # fmt: skip
+    nodes = int(found[0])
+    if nodes < 2:
+        return []
+    out = [
+        f"one instance spans {nodes} nodes, {c.tp * c.pp // nodes} GPUs on each; communication "
+        "buffers are taken as within a node"
+    ]
+    if c.tp > c.gpus_per_node:
+        out.append(f"tp {c.tp} spans nodes: every layer's all-reduce goes over the network")
+    return out
 
 
 def legal_sizes(configuration: Configuration, rules: Sequence[str], knob: str) -> list[int]:
@@ -199,8 +237,11 @@ def _validity_notes(configuration: Configuration) -> tuple[str, ...]:
     c = configuration
     out = []
     kinds = [kind for kind in c.model.kinds if kind.stores_kv]
-    if any(kind.kind == "latent" for kind in kinds):
-        out.append("the latent KV cache is whole on every tensor rank: it does not shrink with tp")
+    if any(kind.kind in {"latent", "compressed"} for kind in kinds):
+        if c.dcp == 1:
+            out.append(
+                "the latent KV cache is whole on every tensor rank: it does not shrink with tp"
+            )
     elif c.tp > c.model.num_key_value_heads and c.tp % c.model.num_key_value_heads == 0:
         copies = c.tp // c.model.num_key_value_heads // c.dcp
         if copies > 1:
@@ -222,6 +263,12 @@ def _validity_notes(configuration: Configuration) -> tuple[str, ...]:
             f"{c.weights.name} arithmetic needs compute capability {native:g}, this GPU has "
             f"{have:g}: weights are unpacked, activations stay in 16 bits"
         )
-    if c.pp > 1 and c.model.num_hidden_layers % c.pp:
-        out.append("the layers do not divide evenly over the stages: stages differ in memory")
+    sizes = stage_layers(c.model.num_hidden_layers, c.pp, c.pp_layer_partition)
+    counts = [len(part) for part in sizes]
+    if len(set(counts)) > 1 and min(counts) > 0:
+        shown = ", ".join(str(size) for size in counts)
+        if len(counts) > _MOST_LISTED:
+            shown = f"{min(counts)} to {max(counts)}"
+        out.append(f"stages hold {shown} layers and differ in memory; each is judged on its own")
+    out += _node_notes(c)
     return tuple(out)

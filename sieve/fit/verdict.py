@@ -184,7 +184,8 @@ def _remedies(result: Fit) -> tuple[str, ...]:
         if c.tp < size <= 64:
             ep = size if c.ep > 1 else 1
             changes.append((f"tp {size}", {"tp": size, "ep": ep}))
-    depths = [size for size in (2, 4, 8) if c.pp < size <= c.model.num_hidden_layers]
+    deeper = legal_sizes(c, rules_of(c), "pp")
+    depths = [size for size in (2, 4, 8, 16) if c.pp < size and size in deeper]
     changes += [(f"pp {size}", {"pp": size}) for size in depths]
     seen: set[str] = set()
     for words, change in changes:
@@ -296,6 +297,8 @@ def document(result: Fit | Check) -> dict[str, Any]:
             "max_num_seqs": c.max_num_seqs, "max_num_batched_tokens": c.max_num_batched_tokens,
             "gpu_memory_utilization": c.gpu_memory_utilization, "block_size": c.block_size,
             "enforce_eager": c.enforce_eager, "decode_context_parallel_size": c.dcp,
+            "pp_layer_partition": list(c.pp_layer_partition), "gpus_per_node": c.gpus_per_node,
+            "nodes": c.nodes, "tp_across_nodes": c.tp_across_nodes,
         },
         "defaulted": list(c.defaulted),
         "valid": all(rule.ok for rule in rules),

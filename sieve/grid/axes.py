@@ -225,8 +225,16 @@ def _read_value(name: str, value: Any, path: str, faults: list[Fault]) -> Any:
             faults.append(Fault(path, f"found {value!r}, expected a share above 0, at most 1"))
             return None
         return float(value)
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 2**31:
-        faults.append(Fault(path, f"found {value!r}, expected a whole number from 1 to {2**31}"))
+    if OPTIONS.get(name) == "bool":
+        if not isinstance(value, bool):
+            faults.append(Fault(path, f"found {value!r}, expected true or false"))
+            return None
+        return value
+    least = 0 if name == "long_prefill_token_threshold" else 1
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 2**31:
+        faults.append(
+            Fault(path, f"found {value!r}, expected a whole number from {least} to {2**31}")
+        )
         return None
     return value
 

@@ -13,7 +13,7 @@ import polars as pl
 from sieve.arrays import IntArray
 from sieve.catalog.accelerators import gpu_slug
 from sieve.catalog.architecture import EngineProfile, Gpu, ModelArchitecture
-from sieve.catalog.engines import default_for_gpu
+from sieve.catalog.engines import chunks_prompts, default_for_gpu
 from sieve.catalog.precisions import STORED_WEIGHT_BYTES
 from sieve.errors import Fault, NotYetError, SieveError, SpecError
 from sieve.frames import OPTIONS
@@ -21,6 +21,8 @@ from sieve.grid.axes import KV_BYTES, Axis, resolve_axes, resolve_gpus
 from sieve.spec import ResolvedSpec
 
 MAX_CANDIDATES: Final = 5_000_000
+_TYPES: Final = {int: pl.Int64, float: pl.Float64, bool: pl.Boolean, type(None): pl.Int64}
+_CONTEXT_PARALLEL: Final = "decode_context_parallel_size"
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +49,9 @@ def expand(spec: ResolvedSpec, model: ModelArchitecture, engine: EngineProfile) 
         NotYetError: an axis of the contract that this version does not model.
     """
     faults: list[Fault] = []
+    if engine.name == "reference" and _CONTEXT_PARALLEL in spec.grid.axes:
+        text = "the plain rules of engine reference have no such option; leave the axis out"
+        faults.append(Fault(f"grid.axes.{_CONTEXT_PARALLEL}", text))
     gpus = resolve_gpus(spec, faults)
     axes = resolve_axes(spec, model, faults)
     if faults:
@@ -59,7 +64,10 @@ def expand(spec: ResolvedSpec, model: ModelArchitecture, engine: EngineProfile) 
     options = tuple(k for k in columns if k in OPTIONS)
     if engine.name != "reference":
         frame = _as_stored(frame)
-    return Grid(frame.with_columns(_candidate_id(frame, options)), gpus, options)
+    frame = frame.with_columns(_candidate_id(frame, options))
+    # From here on a block is what requests draw: its tokens on all ranks that share it out.
+    shared = pl.col("block_size") * pl.col("decode_context_parallel_size")
+    return Grid(frame.with_columns(shared.alias("block_size")), gpus, options)
 
 
 def _as_stored(frame: pl.DataFrame) -> pl.DataFrame:
@@ -150,24 +158,39 @@ def _frame_of(
             "load_bytes_per_param": gather("weight_dtype", 2),
         }
     )
-    for name in ("max_num_seqs", "max_num_batched_tokens"):
-        if frame[name].dtype == pl.Null:
-            by_gpu = {g: int(default_for_gpu(engine, name, gpus[g])) for g in gpus}
-            frame = frame.with_columns(
-                pl.col("gpu").replace_strict(by_gpu, return_dtype=pl.Int64).alias(name)
-            )
+    defaulted = [
+        name for name in ("max_num_seqs", "max_num_batched_tokens") if frame[name].dtype == pl.Null
+    ]
+    for name in defaulted:
+        by_gpu = {g: int(default_for_gpu(engine, name, gpus[g])) for g in gpus}
+        frame = frame.with_columns(
+            pl.col("gpu").replace_strict(by_gpu, return_dtype=pl.Int64).alias(name)
+        )
     fill: dict[str, Any] = {
+        "decode_context_parallel_size": 1,
+        "enable_chunked_prefill": chunks_prompts(engine, model),
+        "enable_prefix_caching": bool(engine.defaults["enable_prefix_caching"]),
+        "async_scheduling": bool(engine.defaults.get("async_scheduling", False)),
+        "long_prefill_token_threshold": int(engine.defaults.get("long_prefill_token_threshold", 0)),
         "block_size": int(engine.defaults["block_size"]),
         "gpu_memory_utilization": float(engine.defaults["gpu_memory_utilization"]),
         "max_model_len": model.max_position_embeddings,
     }
     missing = [
-        pl.lit(value, pl.Float64 if name == "gpu_memory_utilization" else pl.Int64).alias(name)
+        pl.lit(value, _TYPES[type(value)]).alias(name)
         for name, value in fill.items()
         if name not in frame.columns
     ]
+    frame = frame.with_columns(missing)
+    if "max_num_batched_tokens" in defaulted:
+        # Whole prompts have to fit the budget, and the engine raises its default for them.
+        whole = ~pl.col("enable_chunked_prefill")
+        budget = pl.col("max_num_batched_tokens")
+        longest = pl.col("max_model_len").fill_null(0)
+        frame = frame.with_columns(
+            pl.when(whole).then(pl.max_horizontal(budget, longest)).otherwise(budget)
+        )
     return frame.with_columns(
-        *missing,
         pl.col("kv_cache_dtype")
         .replace_strict(KV_BYTES, return_dtype=pl.Float64)
         .alias("kv_bytes_per_element"),

@@ -117,6 +117,7 @@ def cache_layouts(
     kv_dtype: str,
     rules: tuple[tuple[str, Any], ...],
     dcp: int = 1,
+    partition: tuple[int, ...] = (),
 ) -> tuple[CacheLayout, ...]:
     """Return the cache layout of each stage, (pp,).
 
@@ -130,11 +131,12 @@ def cache_layouts(
         rules: the `cache` part of an engine profile as sorted pairs.
         dcp: ranks that share out the tokens of a sequence: a block then holds that many times its
             tokens, of which each rank stores its share. States are not shared out.
+        partition: layers of each stage; empty: as the engine divides them.
     """
     plans = layer_plans(model)
     switches = dict(rules)
     out = []
-    for layers in stage_layers(model.num_hidden_layers, pp):
+    for layers in stage_layers(model.num_hidden_layers, pp, partition):
         counts: Counter[LayerKind] = Counter()
         for layer in layers:
             kind = plans[layer].kind

@@ -8,16 +8,18 @@ start-up does, stage by stage, and the stage with the fewest blocks decides.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from sieve.arrays import BoolArray, FloatArray, IntArray
+from sieve.arrays import BoolArray, FloatArray, IntArray, distinct
 from sieve.catalog.architecture import EngineProfile, ModelArchitecture
 from sieve.formulas.sizing import gfloor_array, kv_pages
 from sieve.memory import reserves
 from sieve.memory.cache import CacheLayout, blocks_per_request, cache_layouts
+from sieve.memory.condense import condensed
 from sieve.memory.weights import stage_layers, stage_weight_bytes
 
 
@@ -28,7 +30,8 @@ class LedgerInput:
     What is None takes its plain value: `expert_bytes_per_param` that of all weights, `ep` 1,
     `max_num_batched_tokens` the engine's smallest default, `max_model_len` the model's limit,
     `enforce_eager` False, `dcp` (ranks that share a sequence's cache) 1. `extra_bytes` is added to
-    the terms that it names: `activation_bytes`, `non_torch_bytes`, `graph_bytes`.
+    the terms that it names: `activation_bytes`, `non_torch_bytes`, `graph_bytes`. `partition` holds
+    the layers of each stage where `pp` is its length; elsewhere the engine divides them.
     """
 
     memory_bytes: FloatArray
@@ -48,6 +51,7 @@ class LedgerInput:
     kv_dtype: str = ""
     dcp: IntArray | None = None
     extra_bytes: Mapping[str, FloatArray] | None = None
+    partition: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,6 +131,17 @@ def _reference(model: ModelArchitecture, engine: EngineProfile, given: LedgerInp
 def _engine(model: ModelArchitecture, engine: EngineProfile, given: LedgerInput) -> Ledger:
     if len(given.tp) == 0:
         return _empty()
+    columns: dict[str, Any] = {k: v for k, v in given.__dict__.items() if isinstance(v, np.ndarray)}
+    fewer = None if given.extra_bytes else condensed(columns)
+    if fewer is None:
+        return _each(model, engine, given)
+    rows, place = fewer
+    book = _each(model, engine, replace(given, **rows))
+    return Ledger(**{field.name: getattr(book, field.name)[place] for field in fields(Ledger)})
+
+
+def _each(model: ModelArchitecture, engine: EngineProfile, given: LedgerInput) -> Ledger:
+    """Return the ledger of every row: of its stage with the fewest blocks."""
     best: Ledger | None = None
     overflow = np.zeros(len(given.tp), np.bool_)
     for found in stage_ledgers(model, engine, given):
@@ -168,7 +183,7 @@ def stage_ledgers(
         given.tp, given.pp, ep, given.weight_bytes_per_param, given.load_bytes_per_param, expert,
         given.kv_bytes_per_element, given.block_size, _or(given.dcp, n, 1),
     )  # fmt: skip
-    tables = _StageTables(model, engine, shapes, given.kv_dtype)
+    tables = _StageTables(model, engine, shapes, given.kv_dtype, given.partition)
     for stage in range(tables.depth):
         weights, load = tables.weights[stage][place], tables.load[stage][place]
         layers = tables.layers[stage][place]
@@ -226,12 +241,15 @@ def _worse(one: Ledger, other: Ledger) -> Ledger:
         return one
     if fewer.all():
         return other
-    return Ledger(
-        **{
-            field.name: np.where(fewer, getattr(other, field.name), getattr(one, field.name))
-            for field in fields(Ledger)
-        }
-    )
+    rows = np.flatnonzero(fewer)
+    worse = {}
+    for field in fields(Ledger):
+        value, new = getattr(one, field.name), getattr(other, field.name)
+        if new is not value:  # what is the same on all stages is one array
+            value = value.copy()
+            value[rows] = new[rows]
+        worse[field.name] = value
+    return Ledger(**worse)
 
 
 def _closed(book: Ledger, overflow: BoolArray) -> Ledger:
@@ -250,22 +268,25 @@ class _StageTables:
 
     def __init__(
         self, model: ModelArchitecture, engine: EngineProfile, shapes: Sequence[tuple[float, ...]],
-        kv_dtype: str,
+        kv_dtype: str, partition: tuple[int, ...],
     ) -> None:  # fmt: skip
         rules = tuple(sorted(engine.cache.items()))
         rows = []
         for tp, pp, ep, size, loading, expert, kv, block_size, dcp in shapes:
-            shape = {"tp": int(tp), "pp": int(pp), "ep": int(ep)}
+            parts = partition if len(partition) == pp else ()
+            shape: dict[str, Any] = {
+                "tp": int(tp), "pp": int(pp), "ep": int(ep), "partition": parts
+            }  # fmt: skip
             layouts = cache_layouts(
                 model, tp=int(tp), pp=int(pp), kv_bytes=kv, block_size=int(block_size),
-                kv_dtype=kv_dtype, rules=rules, dcp=int(dcp),
+                kv_dtype=kv_dtype, rules=rules, dcp=int(dcp), partition=parts,
             )  # fmt: skip
             weights = stage_weight_bytes(model, linear=size, expert=expert, **shape)
             load = stage_weight_bytes(
                 model, linear=loading, expert=max(expert, loading) if loading > size else expert,
                 **shape,
             )  # fmt: skip
-            layers = [len(part) for part in stage_layers(model.num_hidden_layers, int(pp))]
+            layers = [len(part) for part in stage_layers(model.num_hidden_layers, int(pp), parts)]
             seen: dict[object, tuple[int, int, float, float, CacheLayout, bool]] = {}
             for stage, count in enumerate(layers):
                 last = stage == int(pp) - 1
@@ -305,14 +326,19 @@ class _StageTables:
 def _distinct(*columns: npt.NDArray[np.generic]) -> tuple[list[tuple[float, ...]], IntArray]:
     """Return the distinct rows of some columns and, for each row, the place of its own."""
     code = np.zeros(len(columns[0]), np.int64)
+    tables = []
     for column in columns:
-        if len(column) and column.min() == column.max():
-            continue
-        values, where = np.unique(column, return_inverse=True)
-        code = code * len(values) + where
-    _, first, place = np.unique(code, return_index=True, return_inverse=True)
-    rows = [tuple(float(column[row]) for column in columns) for row in first.tolist()]
-    return rows, np.asarray(place, np.int64)
+        values, where = distinct(column)
+        tables.append(values)
+        if len(values) > 1:
+            code = code * len(values) + where
+    codes, place = distinct(code)
+    rest, parts = codes, []
+    for values in reversed(tables):
+        parts.append(values[rest % len(values)])
+        rest = rest // len(values)
+    rows = zip(*(part.tolist() for part in reversed(parts)), strict=True)
+    return [tuple(float(value) for value in row) for row in rows], place
 
 
 def _or(column: IntArray | None, n: int, value: int) -> IntArray:

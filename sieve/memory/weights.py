@@ -55,12 +55,16 @@ def weight_bytes_per_gpu(
     )
 
 
-def stage_layers(num_layers: int, pp: int) -> list[range]:
+def stage_layers(num_layers: int, pp: int, partition: tuple[int, ...] = ()) -> list[range]:
     """Return the layers of each pipeline stage.
 
     What does not divide goes to the stages before the last, one each, so that the stage with the
-    head is not the fullest. Source: vLLM `distributed/utils.py`, `get_pp_indices`.
+    head is not the fullest; `partition`, where it has `pp` parts, says it instead
+    (`VLLM_PP_LAYER_PARTITION`). Source: vLLM `distributed/utils.py`, `get_pp_indices`.
     """
+    if len(partition) == pp:
+        edges = np.cumsum([0, *partition]).tolist()
+        return [range(a, b) for a, b in pairwise(edges)]
     sizes = [num_layers // pp] * pp
     for place in range(num_layers % pp):
         sizes[-(place + 2)] += 1
@@ -70,8 +74,9 @@ def stage_layers(num_layers: int, pp: int) -> list[range]:
 
 @lru_cache(maxsize=4096)
 def stage_weight_bytes(
-    model: ModelArchitecture, *, tp: int, pp: int, linear: float, expert: float, ep: int = 1
-) -> tuple[float, ...]:
+    model: ModelArchitecture, *, tp: int, pp: int, linear: float, expert: float, ep: int = 1,
+    partition: tuple[int, ...] = (),
+) -> tuple[float, ...]:  # fmt: skip
     """Return the bytes that the weights of each stage take on one rank, (pp,).
 
     Args:
@@ -81,6 +86,7 @@ def stage_weight_bytes(
         linear: bytes of a quantised weight outside the routed experts.
         expert: bytes of a weight of the routed experts.
         ep: expert parallel size, 1 or `tp`.
+        partition: layers of each stage; empty: as the engine divides them.
     """
     if not model.is_detailed:
         return (float(model.params * linear / (tp * pp)),) * pp
@@ -90,7 +96,7 @@ def stage_weight_bytes(
     by_plan = {plan: _layer_bytes(model, plan, sizes, tp, ep) for plan in dict.fromkeys(plans)}
     tables = sum(table.rows * table.width * PLAIN_BYTES for table in model.rotary)
     out = []
-    for place, layers in enumerate(stage_layers(model.num_hidden_layers, pp)):
+    for place, layers in enumerate(stage_layers(model.num_hidden_layers, pp, partition)):
         total = sum(by_plan[p] * n for p, n in Counter(plans[i] for i in layers).items())
         for layer in model.plain_layers:
             if layer in layers:

@@ -36,6 +36,9 @@ class ServingShape:
         max_context: longest sequence in tokens.
         weight_bytes_per_param: bytes read for one weight, scales included.
         gpus_per_node: GPUs that share a host.
+        nodes: hosts that the replica spans, each with equally many of its ranks.
+        scale_out_bytes_per_s: rate of the network between hosts, one GPU, one direction.
+        dcp: decode context parallel size, ranks that share out the tokens of a sequence.
     """
 
     model: ModelArchitecture
@@ -50,16 +53,41 @@ class ServingShape:
     max_context: int
     weight_bytes_per_param: float
     gpus_per_node: int = 8
+    nodes: int = 1
+    scale_out_bytes_per_s: float = 0.0
+    dcp: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse sizes below 1."""
-        for name in ("tp", "pp", "ep", "max_num_batched_tokens", "max_num_seqs", "max_context"):
+        """Refuse sizes below 1 and splits that leave a rest."""
+        for name in ("tp", "pp", "ep", "max_num_batched_tokens", "max_num_seqs", "max_context",
+                     "nodes", "dcp"):  # fmt: skip
             if getattr(self, name) < 1:
                 raise InvalidInput(f"{name}: found {getattr(self, name)}, must be at least 1")
+        if self.tp * self.pp % self.nodes:
+            raise InvalidInput(
+                f"nodes: found {self.nodes}, must divide tp x pp = {self.tp * self.pp}"
+            )
+        inside = self.gpus_on_node
+        if inside % self.tp and self.tp % inside:
+            raise InvalidInput(
+                f"nodes: found {self.nodes}; {inside} ranks on a node are neither whole stages of "
+                f"tp {self.tp} nor an even part of one"
+            )
+        if self.tp % self.dcp:
+            raise InvalidInput(f"dcp: found {self.dcp}, must divide tp = {self.tp}")
         if self.weight_bytes_per_param <= 0:
             raise InvalidInput(
                 f"weight_bytes_per_param: found {self.weight_bytes_per_param}, must be above 0"
             )
+
+    @property
+    def gpus_on_node(self) -> int:
+        """Ranks of the replica on each of its hosts."""
+        return self.tp * self.pp // self.nodes
+
+    def hosts_of(self, num_gpus: int) -> int:
+        """Return how many hosts neighbouring ranks of a group of this size span."""
+        return -(-num_gpus // self.gpus_on_node)
 
     @property
     def heads_per_gpu(self) -> int:

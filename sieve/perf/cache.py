@@ -1,19 +1,22 @@
-"""Step tables by family, built once per (GPU, TP, PP, EP, precisions)."""
+"""Step tables by family, built once per (GPU, TP, PP, EP, precisions, context parallelism)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from sieve.arrays import StepTable
 from sieve.catalog.architecture import EngineProfile, Gpu, ModelArchitecture
 from sieve.perf.base import ServingShape
 from sieve.perf.compose import build_step_table
 from sieve.perf.reference import reference_step_table
+from sieve.validity.nodes import replica_nodes
 
 FAMILY = (
     "gpu", "tp", "pp", "ep", "weight_dtype", "weight_bytes_per_param", "kv_cache_dtype",
-    "kv_bytes_per_element",
+    "kv_bytes_per_element", "decode_context_parallel_size", "async_scheduling",
 )  # fmt: skip
 """Candidate columns that a step table depends on."""
 
@@ -26,6 +29,9 @@ class StepTables:
         model, engine, gpus: what the run is about.
         max_num_batched_tokens, max_num_seqs, max_context: sizes that cover every candidate.
         gpus_per_node: of the fleet.
+        nodes_per_replica: of the fleet: nodes that one replica may span.
+        tp_across_nodes: of the fleet: its tensor ranks may span nodes too.
+        scale_out_bytes_per_s: of the fleet: network of one GPU, one direction; 0: not known.
     """
 
     model: ModelArchitecture
@@ -35,6 +41,9 @@ class StepTables:
     max_num_seqs: int
     max_context: int
     gpus_per_node: int
+    nodes_per_replica: int = 1
+    tp_across_nodes: bool = False
+    scale_out_bytes_per_s: float = 0.0
     _tables: dict[tuple[Any, ...], StepTable] = field(default_factory=dict)
 
     def get(self, family: tuple[Any, ...]) -> StepTable:
@@ -47,6 +56,16 @@ class StepTables:
     def notes(self) -> list[str]:
         """Return what the tables built so far assume, each sentence once, in order."""
         return list(dict.fromkeys(note for t in self._tables.values() for note in t.notes))
+
+    def nodes(self, tp: int, pp: int) -> int:
+        """Return the nodes that a replica takes; stage 1 lets none pass that has no place."""
+        if self.nodes_per_replica == 1:
+            return 1
+        found = replica_nodes(
+            np.array([tp]), np.array([pp]), gpus_per_node=self.gpus_per_node,
+            most_nodes=self.nodes_per_replica, tp_across=self.tp_across_nodes,
+        )  # fmt: skip
+        return max(1, int(found[0]))
 
     def _build(self, family: dict[str, Any]) -> StepTable:
         shape = ServingShape(
@@ -62,9 +81,10 @@ class StepTables:
             max_context=self.max_context,
             weight_bytes_per_param=family["weight_bytes_per_param"],
             gpus_per_node=self.gpus_per_node,
+            nodes=self.nodes(family["tp"], family["pp"]),
+            scale_out_bytes_per_s=self.scale_out_bytes_per_s,
+            dcp=family["decode_context_parallel_size"],
         )
         if self.engine.name == "reference":
             return reference_step_table(shape, family["kv_bytes_per_element"])
-        # The costs must be those of the scheduler that is replayed, not of the engine's default.
-        asynchronous = bool(self.engine.replay.get("async_scheduling", False))
-        return build_step_table(shape, asynchronous=asynchronous)
+        return build_step_table(shape, asynchronous=family["async_scheduling"])

@@ -1,6 +1,8 @@
-"""All-reduce among the GPUs of a replica's tensor-parallel group."""
+"""Collectives among the GPUs of a replica: all-reduce, all-gather, reduce-scatter."""
 
 from __future__ import annotations
+
+from typing import Final
 
 import numpy as np
 
@@ -15,17 +17,20 @@ from sieve.perf.roofline import (
     LINK_SHARE,
     PCIE_SHARE,
     allreduce_limit_s,
-    allreduce_roofline_s,
+    ring_roofline_s,
 )
+
+_PASSES: Final = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
 
 
 def in_fast_domain(shape: ServingShape, num_gpus: int) -> bool:
     """Whether that many GPUs share the fast link and a host."""
-    return num_gpus <= min(shape.gpu.scale_up_gpus, shape.gpus_per_node)
+    on_a_host = shape.hosts_of(num_gpus) == 1
+    return on_a_host and num_gpus <= min(shape.gpu.scale_up_gpus, shape.gpus_per_node)
 
 
 def link_rate(shape: ServingShape, num_gpus: int) -> float:
-    """Return the rate in bytes/s, one direction, of the link that joins that many GPUs.
+    """Return the rate in bytes/s, one direction, of the link that joins that many GPUs of a host.
 
     Raises:
         CoverageError: it is not known.
@@ -40,8 +45,35 @@ def link_rate(shape: ServingShape, num_gpus: int) -> float:
     return rate
 
 
+def network_rate(shape: ServingShape) -> float:
+    """Return the rate in bytes/s of the network port of one GPU, one direction.
+
+    Raises:
+        CoverageError: it is not known.
+    """
+    if shape.scale_out_bytes_per_s <= 0:
+        raise CoverageError(
+            f"{shape.nodes} nodes hold this replica and the network between them has no known "
+            "rate; give fleet.scale_out_gbs_unidirectional"
+        )
+    return shape.scale_out_bytes_per_s
+
+
+def crossing_sends(shape: ServingShape) -> int:
+    """Return how many of the sends between neighbouring stages leave a host."""
+    if shape.nodes == 1:
+        return 0
+    stages_on_node = max(1, shape.gpus_on_node // shape.tp)
+    return -(-shape.pp // stages_on_node) - 1
+
+
 def allreduce_timing(shape: ServingShape, m: FloatArray) -> Timing:
-    """Return the times of one all-reduce of (points,) m tokens' hidden states."""
+    """Return the times of one all-reduce of (points,) m tokens' hidden states.
+
+    The quicker of the engine's own kernel inside a graph (among GPUs with a fast link, or a pair)
+    and NCCL where they were measured on this number of GPUs, otherwise a ring over the fast link
+    or, beyond its domain, over PCIe; among several hosts over the network.
+    """
     return allreduce_part(shape, m).at(step_constants().allreduce_factor)
 
 
@@ -51,23 +83,45 @@ def allreduce_part(
     """Return `count` all-reduces of (points,) m tokens' hidden states, as measured.
 
     `width` is the number of elements of a token where it is not the model's width.
-
-    The quicker of the engine's own kernel inside a graph (among GPUs with a fast link, or a pair)
-    and NCCL where they were measured on this number of GPUs, otherwise a ring over the fast link
-    or, beyond its domain, over PCIe.
     """
-    fast = in_fast_domain(shape, shape.tp)
-    link = link_rate(shape, shape.tp)
-    share = LINK_SHARE if fast else PCIE_SHARE
     elements = m * (width or shape.model.hidden_size)
-    roofline = allreduce_roofline_s(elements * ACTIVATION_BYTES, shape.tp, link, share)
-    limit = allreduce_limit_s(elements * ACTIVATION_BYTES, shape.tp, link)
-    measured_here = fast or (shape.gpu.scale_up_gpus == 1 and shape.tp <= shape.gpus_per_node)
-    sources: list[tuple[str, Key]] = [("nccl", ("all_reduce", "half", shape.tp))]
-    if fast or shape.tp == 2:
-        sources.append(("custom_allreduce", ("bfloat16", "vllm_graph", shape.tp)))
+    return collective_part(shape, "all_reduce", shape.tp, elements, count)
+
+
+def collective_timing(
+    shape: ServingShape, operation: str, num_gpus: int, elements: FloatArray
+) -> Timing:
+    """Return the times of one collective, (points,); arguments as `collective_part`."""
+    part = collective_part(shape, operation, num_gpus, elements)
+    return part.at(step_constants().allreduce_factor)
+
+
+def collective_part(
+    shape: ServingShape, operation: str, num_gpus: int, elements: FloatArray, count: float = 1.0
+) -> Part:
+    """Return `count` collectives among neighbouring ranks of a stage, (points,), as measured.
+
+    Args:
+        shape: the replica.
+        operation: `all_reduce`, `all_gather` or `reduce_scatter`.
+        num_gpus: ranks that take part.
+        elements: (points,) 16-bit numbers of the whole buffer.
+        count: how many there are.
+    """
+    if shape.hosts_of(num_gpus) > 1:
+        across = _across_hosts(shape, operation, num_gpus, elements)
+        return Part(across, 0.0, "allreduce_factor", count)
+    passes = _PASSES[operation]
+    fast = in_fast_domain(shape, num_gpus)
+    link = link_rate(shape, num_gpus)
+    rate = link * (LINK_SHARE if fast else PCIE_SHARE)
+    roofline = ring_roofline_s(elements * ACTIVATION_BYTES, num_gpus, rate, passes=passes)
+    measured_here = fast or (shape.gpu.scale_up_gpus == 1 and num_gpus <= shape.gpus_per_node)
+    sources: list[tuple[str, Key]] = [("nccl", (operation, "half", num_gpus))]
+    if operation == "all_reduce" and (fast or num_gpus == 2):
+        sources.append(("custom_allreduce", ("bfloat16", "vllm_graph", num_gpus)))
     times = [
-        _from_table(table, key, elements, link * share, roofline)
+        _from_table(table, key, elements, rate, roofline, passes)
         for op, key in sources
         if measured_here
         and (table := load(shape.gpu.kernel_system, op)) is not None
@@ -76,18 +130,42 @@ def allreduce_part(
     best = times[0] if times else Timing.of(roofline, ROOFLINE)
     for other in times[1:]:
         best = Timing(np.where(other.total_s < best.total_s, other.by_class, best.by_class))
+    limit = allreduce_limit_s(elements * ACTIVATION_BYTES, num_gpus, link)
     return Part(best, limit if fast else 0.0, "allreduce_factor", count)
+
+
+def _across_hosts(
+    shape: ServingShape, operation: str, num_gpus: int, elements: FloatArray
+) -> Timing:
+    """Return the times of a collective among ranks of several hosts, (points,).
+
+    Every GPU has a network port and rings run through all of them at once, so a ring carries what
+    the slower of a GPU's own link and the ports of a whole host together do: NCCL's bus bandwidth
+    (nccl-tests, `doc/PERFORMANCE.md`). The network reaches the share of its rate that the fast
+    link does, which is assumed.
+    """
+    inside = shape.gpus_on_node
+    rate = LINK_SHARE * inside * network_rate(shape)
+    if inside > 1:
+        share = LINK_SHARE if in_fast_domain(shape, inside) else PCIE_SHARE
+        rate = min(rate, share * link_rate(shape, inside))
+    size = elements * ACTIVATION_BYTES
+    time = ring_roofline_s(
+        size, num_gpus, rate, passes=_PASSES[operation], hosts=shape.hosts_of(num_gpus)
+    )
+    return Timing.of(time, ROOFLINE)
 
 
 def _from_table(
     table: KernelTable,
     key: Key,
     elements: FloatArray,
-    rate_bytes_per_s: float,
+    bytes_per_s: float,
     roofline: FloatArray,
+    passes: int,
 ) -> Timing:
-    """Return (points,) times from one measured curve over message sizes in elements."""
+    """Return (points,) times from one measured curve over buffer sizes in elements."""
     grid, latency = table.curve(key)
-    end = allreduce_roofline_s(grid[-1:] * ACTIVATION_BYTES, int(key[2]), rate_bytes_per_s, 1.0)
+    end = ring_roofline_s(grid[-1:] * ACTIVATION_BYTES, int(key[2]), bytes_per_s, passes=passes)
     time = hold_utilisation(elements, grid, latency, roofline, float(end[0]))
     return Timing.of(time, grid_evidence(elements, grid))

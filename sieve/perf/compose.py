@@ -10,15 +10,16 @@ of `sieve.perf.constants`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
 from sieve.arrays import FloatArray, IntArray, StepTable
+from sieve.perf import context_parallel
 from sieve.perf.attention import Heads, decode_grid, decode_part, prefill_grid, prefill_part
 from sieve.perf.base import EXTRAPOLATED, ROOFLINE, Part, ServingShape, Timing, split, total
-from sieve.perf.collectives import allreduce_part, link_rate
+from sieve.perf.collectives import allreduce_part, crossing_sends, link_rate, network_rate
 from sieve.perf.constants import StepConstants, step_constants
 from sieve.perf.gemm import BF16, gemm_timing
 from sieve.perf.kernel_table import KernelTable, load
@@ -39,6 +40,8 @@ from sieve.perf.notes import WINDOW_TOKENS, table_notes
 from sieve.perf.parametric import parametric_tokens
 from sieve.perf.roofline import ACTIVATION_BYTES, elementwise_s, fp32_gemm_roofline_s
 
+SMALL_KERNELS: Final = 5
+"""That the fixed cost of a layer stands for."""
 PP_MESSAGE_TOKENS: Final = 512
 PP_LATENCY_S: Final = 10e-6
 
@@ -135,9 +138,11 @@ def step_parts(shape: ServingShape, *, cudagraph_sizes: Sequence[int] | None = N
     sizes = _graph_sizes(shape) if cudagraph_sizes is None else sorted(cudagraph_sizes)
     padded = padded_sizes(shape.max_num_seqs, sizes)
     grid = _bends(shape, max(shape.max_num_batched_tokens, int(padded[-1])))
-    batch, context = decode_grid(
-        kernels.decode, _first_heads(shape), shape.max_num_seqs, shape.max_context
-    )
+    # Contexts are whole sequences; with context parallelism a rank attends to its share of them.
+    longest = -(-shape.max_context // shape.dcp)
+    gathered = _gathered(_first_heads(shape), shape)
+    batch, share = decode_grid(kernels.decode, gathered, shape.max_num_seqs, longest)
+    context = share * shape.dcp
     length = prefill_grid(kernels.prefill, _first_heads(shape), shape.max_context)
     prefill, floor = _prefill(shape, kernels, length)
     return StepParts(
@@ -278,6 +283,9 @@ def _token_parts(shape: ServingShape, kernels: _Kernels, m: FloatArray) -> list[
         parts.append(allreduce_part(shape, m, 2 * layers))
         if norms_over_all_heads(shape):
             parts.append(allreduce_part(shape, m, layers, _NORM_SUMS))
+    if shape.dcp > 1:
+        small = step_constants().layer_fixed_s / SMALL_KERNELS
+        parts.append(Part(context_parallel.exchange_timing(shape, m, small), count=layers))
     if not shape.model.is_detailed:
         return [*parts, Part(parametric_tokens(shape, m))]
     matrices = products(shape)
@@ -315,6 +323,11 @@ def _first_heads(shape: ServingShape) -> Heads:
     return Heads.of_kind(kinds[0], shape) if kinds else Heads.of(shape)
 
 
+def _gathered(heads: Heads, shape: ServingShape) -> Heads:
+    """Return decode attention with the queries of the ranks that share out a sequence's tokens."""
+    return replace(heads, heads=heads.heads * shape.dcp)
+
+
 def _heads(shape: ServingShape, mixer: Mixer) -> Heads:
     """Return the attention of a kind; inline layers without a cache see a short window."""
     if mixer.kind is not None:
@@ -327,13 +340,13 @@ def _decode(
     shape: ServingShape, kernels: _Kernels, batch: FloatArray, context: FloatArray
 ) -> list[Part]:
     """Return the token mixing of decoding batches on the grid, flattened to (nb * nc,)."""
-    parts = []
+    parts, share = [], context / shape.dcp
     for mixer in mixers(shape):
         if mixer.kind is not None and is_roofline_kind(mixer.kind):
-            parts.append(decode_roofline(shape, mixer.kind, batch, context, mixer.count))
+            parts.append(decode_roofline(shape, mixer.kind, batch, share, mixer.count))
         else:
-            heads = _heads(shape, mixer)
-            parts.append(decode_part(shape.gpu, kernels.decode, heads, batch, context, mixer.count))
+            heads = _gathered(_heads(shape, mixer), shape)
+            parts.append(decode_part(shape.gpu, kernels.decode, heads, batch, share, mixer.count))
     return parts
 
 
@@ -354,12 +367,21 @@ def _prefill(
 
 
 def _pp_transfer_s(shape: ServingShape) -> float:
-    """Return the seconds of one send between stages, 0 with a single stage."""
+    """Return the mean seconds of one send between stages, 0 with a single stage.
+
+    Sends within a host go over its link, those between hosts over the network.
+    """
     if shape.pp == 1:
         return 0.0
-    link = link_rate(shape, shape.tp * shape.pp)
     message = PP_MESSAGE_TOKENS * shape.model.hidden_size * ACTIVATION_BYTES
-    return PP_LATENCY_S + message / link
+    crossing = crossing_sends(shape)
+    total_s = (shape.pp - 1) * PP_LATENCY_S
+    if crossing < shape.pp - 1:
+        link = link_rate(shape, shape.gpus_on_node)
+        total_s += (shape.pp - 1 - crossing) * message / link
+    if crossing:
+        total_s += crossing * message / network_rate(shape)
+    return total_s / (shape.pp - 1)
 
 
 def _evidence_parts(

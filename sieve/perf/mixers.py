@@ -40,7 +40,8 @@ def decode_roofline(
         return _part(shape, 2.0 * traffic, np.zeros_like(traffic), LATENT_FLOPS_SHARE, count)
     seen, indexed = _seen(kind, context)
     traffic = seen * _entry_bytes(shape, kind) + indexed * kind.index_dim
-    flops = 2.0 * seen * _absorbed(shape, kind)
+    # With context parallelism the queries of the ranks that share out the tokens meet.
+    flops = 2.0 * seen * _absorbed(shape, kind) * shape.dcp
     flops += 2.0 * indexed * kind.index_heads * kind.index_dim
     grid = np.outer(batch, traffic), np.outer(batch, flops)
     return _part(shape, *grid, LATENT_FLOPS_SHARE, count)

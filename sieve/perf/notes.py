@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
+from sieve.perf import context_parallel
 from sieve.perf.attention import Heads, nearest_site
 from sieve.perf.base import ServingShape
-from sieve.perf.collectives import in_fast_domain
+from sieve.perf.collectives import crossing_sends, in_fast_domain
 from sieve.perf.kernel_table import load
 from sieve.perf.layers import mixers, num_expert_layers, products
 from sieve.perf.mixers import SPARSE_TOP_TOKENS, is_roofline_kind
@@ -38,9 +40,42 @@ def table_notes(shape: ServingShape) -> tuple[str, ...]:
         notes += [*_products(shape), *_experts(shape), *_attention(shape)]
     if shape.weight_dtype == "fp8" and arithmetic_mode(gpu, "fp8") != "fp8":
         notes.append(f"{gpu.name} has no FP8 arithmetic: FP8 weights are multiplied in 16 bits")
-    if shape.tp > 1 and not in_fast_domain(shape, shape.tp):
-        notes.append(f"tp {shape.tp} leaves the fast link of {gpu.name}: all-reduce over PCIe")
-    return (*notes, *_mixing(shape))
+    return (*notes, *_links(shape), *_stages(shape), *_mixing(shape))
+
+
+def _links(shape: ServingShape) -> list[str]:
+    """Return which links carry collectives and sends beyond the fast one."""
+    notes = []
+    if shape.hosts_of(shape.tp) > 1:
+        notes.append(
+            f"tp {shape.tp} spans {shape.hosts_of(shape.tp)} nodes: all-reduce over the network, a "
+            "ring at the assumed share of the rate given, no measurement behind it"
+        )
+    elif shape.tp > 1 and not in_fast_domain(shape, shape.tp):
+        notes.append(
+            f"tp {shape.tp} leaves the fast link of {shape.gpu.name}: all-reduce over PCIe"
+        )
+    if crossing := crossing_sends(shape):
+        notes.append(
+            f"pp {shape.pp} spans {shape.nodes} nodes: {crossing} of its {shape.pp - 1} sends go "
+            "over the network, each whole over the port of one GPU"
+        )
+    if shape.dcp > 1:
+        notes.append(context_parallel.note(shape))
+    return notes
+
+
+def _stages(shape: ServingShape) -> list[str]:
+    """Return how far pipeline stages are from equal."""
+    layers = shape.model.num_hidden_layers
+    if not (rest := layers % shape.pp):
+        return []
+    most, mean = -(-layers // shape.pp), layers / shape.pp
+    return [
+        f"pp {shape.pp} leaves {rest} of {layers} layers over: memory is judged stage by stage, "
+        f"step times as if stages were equal; the fullest holds {most} layers, "
+        f"{most / mean - 1:.0%} above the mean"
+    ]
 
 
 def _products(shape: ServingShape) -> list[str]:
@@ -81,7 +116,8 @@ def _attention(shape: ServingShape) -> list[str]:
     table = load(shape.gpu.kernel_system, "generation_attention")
     kinds = [m.kind for m in mixers(shape) if m.kind and not is_roofline_kind(m.kind)]
     notes = []
-    for heads in dict.fromkeys(Heads.of_kind(kind, shape) for kind in kinds):
+    for plain in dict.fromkeys(Heads.of_kind(kind, shape) for kind in kinds):
+        heads = replace(plain, heads=plain.heads * shape.dcp)
         site = None if table is None else nearest_site(table, heads)
         if site is not None and not heads.is_site(site):
             seen = f", window {site[3]}" if site[3] else ""

@@ -29,6 +29,7 @@ ATTENTION_FLOOR_S: Final = 10e-6
 MOE_FLOOR_S: Final = 8e-6
 COLLECTIVE_FLOOR_S: Final = 3e-6
 COLLECTIVE_STEP_S: Final = 0.5e-6
+NETWORK_STEP_S: Final = 2.7e-6  # NCCL `src/graph/tuning.cc`: ring, low-latency protocol, network
 ACTIVATION_BYTES: Final = 2
 FP32_BYTES: Final = 4
 FP32_RATE_SHARE: Final = 1 / 15
@@ -119,13 +120,23 @@ def allreduce_limit_s(size_bytes: FloatArray, num_gpus: int, link_bytes_per_s: f
     return np.asarray(size_bytes * (num_gpus - 1) / num_gpus / link_bytes_per_s)
 
 
-def allreduce_roofline_s(
-    size_bytes: FloatArray, num_gpus: int, link_bytes_per_s: float, link_share: float
+def ring_roofline_s(
+    size_bytes: FloatArray, num_gpus: int, bytes_per_s: float, *, passes: int = 2, hosts: int = 1
 ) -> FloatArray:
-    """Return the seconds of a ring all-reduce of `size_bytes` at a share of the link's rate."""
-    sent = 2.0 * (num_gpus - 1) / num_gpus * size_bytes
-    latency = COLLECTIVE_FLOOR_S + 2 * (num_gpus - 1) * COLLECTIVE_STEP_S
-    return np.asarray(latency + sent / (link_share * link_bytes_per_s), np.float64)
+    """Return the seconds of a ring collective over `size_bytes`, (n,).
+
+    Args:
+        size_bytes: (n,) the whole buffer: of an all-reduce, the gathered one of an all-gather.
+        num_gpus: ranks.
+        bytes_per_s: that the slowest hop carries.
+        passes: round the ring: 2 for an all-reduce, 1 for an all-gather or a reduce-scatter.
+        hosts: that the ring visits; the slowest part of the buffer leaves each of them once a pass.
+    """
+    sent = passes * (num_gpus - 1) / num_gpus * size_bytes
+    crossings = passes * min(hosts, num_gpus - 1) if hosts > 1 else 0
+    steps = passes * (num_gpus - 1) - crossings
+    latency = COLLECTIVE_FLOOR_S + steps * COLLECTIVE_STEP_S + crossings * NETWORK_STEP_S
+    return np.asarray(latency + sent / bytes_per_s, np.float64)
 
 
 def elementwise_s(gpu: Gpu, size_bytes: FloatArray) -> FloatArray:

@@ -79,6 +79,8 @@ def print_memory_check(report: dict[str, Any]) -> None:
     out.print("Figures read predicted / logged, in GiB per GPU.")
     for skipped in report["skipped"]:
         out.print(f"  skipped {escape(str(skipped['row']))}: {escape(skipped['reason'])}")
+    for column in report["unread_columns"]:
+        out.print(f"  column {escape(column)} is not known and was not read")
     for name, value in report["summary"].items():
         shown = "unknown" if value is None else plain(value) if isinstance(value, float) else value
         out.print(f"  {name} {shown}")
@@ -107,7 +109,9 @@ def _shape(c: Any) -> str:
 def _knobs(c: Any) -> str:
     def shown(name: str) -> str:
         mark = " (default)" if name in c.defaulted else ""
-        return f"{name} {getattr(c, name):g}{mark}"
+        value = getattr(c, name)
+        shown = count(value) if isinstance(value, int) else f"{value:g}"
+        return f"{name} {shown}{mark}"
 
     names = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization")
     text = ", ".join(shown(name) for name in names)
@@ -144,7 +148,7 @@ def _holdings(result: Fit) -> str:
         f"{plain(result.token_bytes / 1024)} KiB for a further token",
         f"requests of {count(result.configuration.max_model_len)} tokens at once: "
         f"{result.concurrency_engine:,.2f} by the engine's blocks, "
-        f"{result.concurrency_by_division:,.2f} by its tokens over length, "
+        f"{result.concurrency_by_division:,.2f} by tokens of the pool over length, "
         f"{result.concurrency_scheduler} by max_num_seqs",
         f"longest max_model_len that fits: {count(result.longest_len)}",
     ]

@@ -28,6 +28,7 @@ from sieve.report.format import (
     share,
 )
 from sieve.report.objectives import check, limits
+from sieve.report.rejection import remedy
 
 if TYPE_CHECKING:
     from sieve.catalog.architecture import EngineProfile, Gpu
@@ -36,22 +37,6 @@ if TYPE_CHECKING:
 MIN_WIDTH: Final = 80
 MAX_ROWS: Final = 10
 _VERDICT_STYLE: Final = {"clears": "green", "point_only": "yellow", "misses": "red"}
-_ADD: Final = {
-    "ep_size": "set ep to 1 or to tp",
-    "node": "lower tp or pp, or raise fleet.gpus_per_node",
-    "gpu_budget": "fewer replicas, or raise fleet.max_gpus",
-    "weights_overflow": "raise tp or pp, or take a smaller weight_dtype",
-    "no_page": "raise tp or pp, take a smaller weight_dtype, or lower max_num_seqs",
-    "max_model_len": "lower max_model_len, or take kv_cache_dtype fp8",
-    "pages": "raise tp or pp, or take kv_cache_dtype fp8",
-    "tpot": "raise tp, take a smaller weight_dtype, or relax the TPOT objective",
-    "bound_misses_slo": "more replicas, more tp, or a slower objective",
-    "not_selected": "raise shortlist.size or shortlist.per_family, or use --exhaustive",
-    "queue_grows_without_bound": "more replicas, or a lower traffic.rate_per_s",
-    "request_exceeds_cache": "raise tp or pp, or take kv_cache_dtype fp8",
-    "model_len": "a longer max_model_len, or traffic without its longest requests",
-    "tokens_cover_seqs": "raise max_num_batched_tokens to at least max_num_seqs",
-}
 
 
 class _Console(Console):
@@ -238,12 +223,15 @@ def print_life(life: Mapping[str, Any]) -> None:
 
 def _print_rejection(out: Console, row: Mapping[str, Any]) -> None:
     unit = row["unit"] or ""
-    observed, limit = quantity(row["observed"], unit), limit_text(row["limit"], unit)
     out.print(f"Rejected by stage {row['stage']}: {row['reason']} ({row['kind']})")
     out.print(f"  {escape(reason_sentence(row['reason']))}")
-    out.print(f"  found {observed}, limit {limit} ({unit})", markup=False)
-    if row["reason"] in _ADD:
-        out.print(f"  would change it: {_ADD[row['reason']]}")
+    if row["stage"] == 1:  # the two numbers of a rule, exact: they may be about divisors
+        found = f"{row['observed']:,.10g} against {row['limit']:,.10g}"
+    else:
+        found = f"found {quantity(row['observed'], unit)}, limit {limit_text(row['limit'], unit)}"
+    out.print(f"  {found} ({unit})", markup=False)
+    if words := remedy(row):
+        out.print(f"  would change it: {words}", markup=False)
 
 
 def _levels(rows: Sequence[Mapping[str, Any]]) -> Table:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from sieve.arrays import FloatArray, IntArray, Requests, SimResult
-from sieve.sim._kernels.replay import GAP_FIRST_S, GAP_RATIO
+from sieve.errors import InvalidInput
+from sieve.sim._kernels.clock import GAP_FIRST_S, GAP_RATIO
 from sieve.spec.slo import LatencyLimits, latency_column
 
 BASE_STATISTICS = (
@@ -105,6 +107,40 @@ def gap_statistic(gaps: IntArray, statistic: str) -> float:
     return float(middles[np.searchsorted(np.cumsum(gaps), rank, side="right")])
 
 
+def after_warm_up(
+    requests: Requests, result: SimResult, warm_up_s: float
+) -> tuple[Requests, SimResult]:
+    """Return the requests that arrive `warm_up_s` after the first or later, and their results.
+
+    Throughput is then counted from there on. Gaps between tokens stay those of the whole replay:
+    they are counted without a time.
+
+    Raises:
+        InvalidInput: no request is left.
+    """
+    first = float(np.nanmin(result.arrival_s))
+    rows = np.flatnonzero(result.arrival_s >= first + warm_up_s)
+    if warm_up_s <= 0 or not len(rows):
+        if warm_up_s > 0:
+            last = float(np.nanmax(result.arrival_s)) - first
+            raise InvalidInput(
+                f"a warm-up of {warm_up_s:g} s leaves no request: the last comes after {last:g} s"
+            )
+        return requests, result
+    kept = replace(
+        result,
+        **{
+            name: getattr(result, name)[rows]
+            for name in (
+                "arrival_s", "scheduled_s", "first_token_s", "finish_s", "num_preemptions",
+                "cached_tokens",
+            )
+        },
+    )  # fmt: skip
+    makespan_s = float(np.nanmax(kept.finish_s) - kept.arrival_s.min())
+    return requests.take(rows), replace(kept, makespan_s=makespan_s)
+
+
 def queue_growth(requests: Requests, result: SimResult) -> float:
     """Return by how much the wait for a seat grows per second of trace; 0 when it does not.
 
@@ -114,11 +150,12 @@ def queue_growth(requests: Requests, result: SimResult) -> float:
     """
     if requests.closed_loop_users is not None or result.status or len(requests) < 20:
         return 0.0
-    arrival = result.arrival_s
+    order = np.argsort(result.arrival_s, kind="stable")
+    arrival = result.arrival_s[order]
     span = float(arrival[-1] - arrival[0])
     if span <= 0:
         return 0.0
-    wait = result.scheduled_s - arrival
+    wait = result.scheduled_s[order] - arrival
     n = len(wait)
     late, early = float(wait[-(n // 10) :].mean()), float(wait[: n // 2].mean())
     if late < 3 * early or late < 0.1 * span:

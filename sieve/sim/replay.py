@@ -2,65 +2,86 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
-from sieve.arrays import FloatArray, IntArray, Requests, SimResult, StepTable
+from sieve.arrays import FloatArray, IntArray, PrefixBlocks, Requests, SimResult, StepTable
 from sieve.errors import InvalidInput
-from sieve.sim._kernels import replay as kernel
+from sieve.sim._kernels import layout
+from sieve.sim._kernels.clock import GAP_BINS, Clock
+from sieve.sim.engine import EngineResult, SharedKeys, run_engine
+from sieve.sim.traffic_input import (
+    BUCKETS,
+    ReplaySettings,
+    bucket_of,
+    clock_of,
+    prefix_keys,
+    request_input,
+    settings_array,
+)
 from sieve.units import NS_PER_S
 
+__all__ = ["REQUEST_EXCEEDS_CACHE", "STOPPED_EARLY", "ReplaySettings", "simulate"]
+
 REQUEST_EXCEEDS_CACHE = "request_exceeds_cache"
-
-
-@dataclass(frozen=True)
-class ReplaySettings:
-    """Limits and switches of one engine.
-
-    Attributes:
-        max_num_seqs: most requests in one iteration.
-        max_num_batched_tokens: token budget of one iteration.
-        num_gpu_blocks: KV blocks that requests can use, per replica.
-        block_size: tokens in a block.
-        full_reservation: reserve prompt + answer at admission (plain rules); otherwise blocks are
-            taken as tokens come, and the last request is preempted when they run out.
-        reserve_full_isl: admit only if all known tokens fit.
-        chunked_prefill: prompts may be cut to the remaining budget.
-        pipeline_stages: pipeline parallel size.
-        batches_in_flight: batches scheduled before the oldest result is read.
-    """
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    num_gpu_blocks: int
-    block_size: int
-    full_reservation: bool = False
-    reserve_full_isl: bool = True
-    chunked_prefill: bool = True
-    pipeline_stages: int = 1
-    batches_in_flight: int = 1
+STOPPED_EARLY = "queue_grows_without_bound"
+"""A request waited longer than `ReplaySettings.max_wait_s`."""
 
 
 def simulate(
-    requests: Requests, table: StepTable, settings: ReplaySettings, replicas: int = 1
+    requests: Requests,
+    table: StepTable,
+    settings: ReplaySettings,
+    replicas: int = 1,
+    *,
+    record_steps: bool = False,
 ) -> SimResult:
-    """Return the replay of `requests` over `replicas` engines, requests dealt round robin.
+    """Return the replay of `requests` over `replicas` engines.
+
+    Requests are dealt round robin, the turns of a session to one replica. Replicas share nothing.
+
+    Args:
+        requests: the traffic.
+        table: the time of an iteration.
+        settings: limits and switches of each engine.
+        replicas: how many engines there are.
+        record_steps: whether every iteration is kept in the result; takes the slower kernel.
 
     Raises:
-        InvalidInput: the table is shorter than the limits, or a limit is not positive.
+        InvalidInput: the table is shorter than the limits, a limit is not positive, or a closed
+            loop has sessions.
     """
     _check(table, settings, replicas)
+    users = requests.closed_loop_users
+    if users is not None and requests.previous is not None:
+        raise InvalidInput("a closed loop has no sessions: each user sends the next request")
     longest = int((requests.input_tokens + requests.output_tokens).max())
     if -(-longest // settings.block_size) > settings.num_gpu_blocks:
         return _refused(requests)
-    users = requests.closed_loop_users
     lanes = replicas if users is None else min(replicas, users)
-    parts = [
-        _replay_one(requests, table, settings, lane, lanes, _share(users, lane, lanes))
-        for lane in range(lanes)
-    ]
-    return _merge(requests, parts, lanes)
+    clock = clock_of(table, settings.max_num_seqs, longest)
+    rows = [np.flatnonzero(lane_of(requests, lanes) == lane) for lane in range(lanes)]
+    parts = []
+    for lane in range(lanes):
+        values = settings_array(settings, table, _share(users, lane, lanes), longest)
+        if record_steps:
+            values[layout.RECORD] = layout.RECORD_STEPS
+        parts.append(_replay_one(requests, rows[lane], values, clock, settings, lanes))
+    return _merge(requests, parts, rows)
+
+
+def lane_of(requests: Requests, lanes: int) -> IntArray:
+    """Return the replica of each request, (n,): round robin, sessions kept together."""
+    if requests.previous is None:
+        return np.arange(len(requests)) % lanes
+    root = np.arange(len(requests))
+    previous = requests.previous
+    while (follows := previous[root] >= 0).any():
+        root = np.where(follows, previous[root], root)
+    begins = previous < 0
+    return np.asarray((np.cumsum(begins) - 1)[root] % lanes, np.int64)
 
 
 def _share(users: int | None, lane: int, lanes: int) -> int:
@@ -80,118 +101,103 @@ def _check(table: StepTable, settings: ReplaySettings, replicas: int) -> None:
         raise InvalidInput("the step table is shorter than max_num_seqs")
 
 
-def _settings_array(settings: ReplaySettings, users: int) -> IntArray:
-    values = np.zeros(kernel.NUM_SETTINGS, np.int64)
-    values[kernel.MAX_NUM_SEQS] = settings.max_num_seqs
-    values[kernel.TOKEN_BUDGET] = settings.max_num_batched_tokens
-    values[kernel.NUM_BLOCKS] = settings.num_gpu_blocks
-    values[kernel.BLOCK_SIZE] = settings.block_size
-    values[kernel.FULL_RESERVATION] = settings.full_reservation
-    values[kernel.RESERVE_FULL_ISL] = settings.reserve_full_isl
-    values[kernel.CHUNKED] = settings.chunked_prefill
-    values[kernel.PIPELINE_STAGES] = settings.pipeline_stages
-    values[kernel.IN_FLIGHT] = settings.batches_in_flight
-    values[kernel.CLOSED_LOOP_USERS] = users
-    return values
-
-
-@dataclass(frozen=True, eq=False)
-class _Lane:
-    """Raw output of the kernel for one replica; times in nanoseconds."""
-
-    sent_ns: IntArray
-    scheduled_ns: IntArray
-    first_ns: IntArray
-    finish_ns: IntArray
-    preemptions: IntArray
-    counters: IntArray
-    component_s: FloatArray
-    gaps: IntArray
-    samples: IntArray
-
-
 def _replay_one(
     requests: Requests,
-    table: StepTable,
+    rows: IntArray,
+    values: IntArray,
+    clock: Clock,
     settings: ReplaySettings,
-    lane: int,
     lanes: int,
-    users: int,
-) -> _Lane:
-    f64 = np.ascontiguousarray
-    arrival_ns = np.rint(requests.arrival_s[lane::lanes] * NS_PER_S).astype(np.int64)
-    values = _settings_array(settings, users)
-    values[kernel.ROOFLINE] = table.roofline is not None
-    out = kernel.replay(
-        arrival_ns,
-        np.array(requests.input_tokens[lane::lanes], np.int64),
-        np.array(requests.output_tokens[lane::lanes], np.int64),
+) -> EngineResult:
+    part = requests if lanes == 1 else replace(requests, prefix=None).take(rows)
+    shared = None
+    if requests.prefix is not None and values[layout.CACHING]:
+        shared = _shared_keys(requests.prefix, int(values[layout.BLOCK_SIZE]), rows.tobytes())
+    delay = None if part.delay_s is None else np.rint(part.delay_s * NS_PER_S).astype(np.int64)
+    data = request_input(
         values,
-        f64(table.token_s),
-        f64(table.decode_token_s),
-        f64(table.head_s),
-        f64(table.decode_batch),
-        f64(table.decode_context),
-        f64(table.decode_attention_s),
-        f64(table.prefill_length),
-        f64(table.prefill_attention_s),
-        f64(table.roofline.sweep_s) if table.roofline else np.zeros(1),
-        _scalars(table),
+        np.rint(part.arrival_s * NS_PER_S).astype(np.int64),
+        part.input_tokens,
+        part.output_tokens,
+        clock=clock,
+        shared=shared,
+        previous=part.previous,
+        delay=delay,
+        **_classes(part, settings),
     )
-    return _Lane(*out)
+    return run_engine(data)
 
 
-def _scalars(table: StepTable) -> FloatArray:
-    values = np.zeros(kernel.NUM_SCALARS, np.float64)
-    values[kernel.PREFILL_FLOOR] = table.prefill_floor_s
-    values[kernel.HOST_DECODE] = table.host_decode_s
-    values[kernel.HOST_MIXED] = table.host_mixed_s
-    values[kernel.STAGE_TRANSFER] = table.pp_transfer_s
-    if table.roofline is not None:
-        values[kernel.KV_READ] = table.roofline.kv_read_s_per_token
-        values[kernel.KV_WRITE] = table.roofline.kv_write_s_per_token
-        values[kernel.LINEAR] = table.roofline.linear_s_per_token
-        values[kernel.PAIR] = table.roofline.attention_s_per_pair
-    return values
+def _classes(part: Requests, settings: ReplaySettings) -> dict[str, IntArray]:
+    """Return priorities and quotas of a queue discipline."""
+    if settings.discipline == "shortest_first":
+        return {"level": part.output_tokens.astype(np.int64)}
+    if settings.discipline == "fcfs":
+        return {}
+    bucket = bucket_of(part.input_tokens + part.output_tokens)
+    tokens = settings.num_gpu_blocks * settings.block_size
+    quota = np.array([int(share * tokens) for _, share in BUCKETS], np.int64)
+    return {"level": bucket, "bucket": bucket, "quota": quota}
+
+
+@lru_cache(maxsize=8)
+def _shared_keys(prefix: PrefixBlocks, block_size: int, rows: bytes) -> SharedKeys:
+    """Return the keys of one replica's requests; the same for every candidate and load level."""
+    return prefix_keys(prefix.take(np.frombuffer(rows, np.int64)), block_size)
 
 
 def _seconds(values_ns: IntArray) -> FloatArray:
     return np.where(values_ns < 0, np.nan, values_ns / NS_PER_S)
 
 
-def _merge(requests: Requests, parts: list[_Lane], lanes: int) -> SimResult:
-    n = len(requests)
-
-    def gather(name: str) -> IntArray:
-        out = np.empty(n, np.int64)
-        for lane, part in enumerate(parts):
-            out[lane::lanes] = getattr(part, name)
+def _merge(requests: Requests, parts: list[EngineResult], rows: list[IntArray]) -> SimResult:
+    def gather(column: int) -> IntArray:
+        out = np.empty(len(requests), np.int64)
+        for part, places in zip(parts, rows, strict=True):
+            out[places] = part.results[:, column]
         return out
 
-    finish_ns = gather("finish_ns")
-    sent_ns = gather("sent_ns")
+    finish_ns, sent_ns = gather(layout.FINISH_NS), gather(layout.ARRIVAL)
     counters = np.array([part.counters for part in parts])
-    stalled = bool((counters[:, kernel.STATUS] != kernel.STATUS_DONE).any())
+    status = _status(counters[:, layout.STATUS])
     samples = parts[0].samples.astype(np.float64)
     samples[:, 0] /= NS_PER_S
-    makespan_ns = 0 if stalled else int(finish_ns.max() - sent_ns.min())
+    makespan_ns = int(finish_ns.max() - sent_ns.min()) if status == "" else 0
     return SimResult(
-        status=REQUEST_EXCEEDS_CACHE if stalled else "",
+        status=status,
         arrival_s=_seconds(sent_ns),
-        scheduled_s=_seconds(gather("scheduled_ns")),
-        first_token_s=_seconds(gather("first_ns")),
+        scheduled_s=_seconds(gather(layout.SCHEDULED_NS)),
+        first_token_s=_seconds(gather(layout.FIRST_TOKEN_NS)),
         finish_s=_seconds(finish_ns),
-        num_preemptions=gather("preemptions"),
-        num_steps=int(counters[:, kernel.STEPS].sum()),
-        num_request_steps=int(counters[:, kernel.REQUEST_STEPS].sum()),
+        num_preemptions=gather(layout.PREEMPTIONS),
+        cached_tokens=np.maximum(gather(layout.CACHED), 0),
+        num_steps=int(counters[:, layout.FILLED_STEPS].sum()),
+        num_request_steps=int(counters[:, layout.REQUEST_STEPS].sum()),
         component_s=np.sum([part.component_s for part in parts], axis=0),
-        peak_blocks=int(counters[:, kernel.PEAK_BLOCKS].max()),
-        peak_batch=int(counters[:, kernel.PEAK_BATCH].max()),
-        peak_tokens=int(counters[:, kernel.PEAK_TOKENS].max()),
+        peak_blocks=int(counters[:, layout.PEAK_BLOCKS].max()),
+        peak_batch=int(counters[:, layout.PEAK_BATCH].max()),
+        peak_tokens=int(counters[:, layout.PEAK_TOKENS].max()),
         makespan_s=makespan_ns / NS_PER_S,
         gaps=np.sum([part.gaps for part in parts], axis=0),
         samples=samples,
+        steps=_steps(parts),
     )
+
+
+def _status(codes: IntArray) -> str:
+    """Return what ended the replay: nothing, or the gravest of the replicas' reasons."""
+    if (codes == layout.STATUS_STALLED).any():
+        return REQUEST_EXCEEDS_CACHE
+    return STOPPED_EARLY if (codes == layout.STATUS_OVERLOADED).any() else ""
+
+
+def _steps(parts: list[EngineResult]) -> IntArray | None:
+    """Return the recorded iterations of all replicas, the replica in the first column."""
+    logs = [part.log.reshape(-1, layout.NUM_STEP_COLUMNS) for part in parts]
+    if not any(len(log) for log in logs):
+        return None
+    replica = np.repeat(np.arange(len(logs)), [len(log) for log in logs])
+    return np.column_stack([replica, np.concatenate(logs)]).astype(np.int64)
 
 
 def _refused(requests: Requests) -> SimResult:
@@ -199,7 +205,8 @@ def _refused(requests: Requests) -> SimResult:
     return SimResult(
         status=REQUEST_EXCEEDS_CACHE, arrival_s=requests.arrival_s, scheduled_s=never,
         first_token_s=never, finish_s=never, num_preemptions=np.zeros(len(requests), np.int64),
+        cached_tokens=np.zeros(len(requests), np.int64),
         num_steps=0, num_request_steps=0, component_s=np.zeros(5), peak_blocks=0, peak_batch=0,
-        peak_tokens=0, makespan_s=0.0, gaps=np.zeros(kernel.GAP_BINS, np.int64),
+        peak_tokens=0, makespan_s=0.0, gaps=np.zeros(GAP_BINS, np.int64),
         samples=np.zeros((0, 4)),
     )  # fmt: skip

@@ -144,7 +144,7 @@ class TrafficSpec(StrictModel):
 
     trace: str | None = None
     """Shipped traffic (`chat`, `reasoning`) or a file."""
-    format: Literal["azure_csv", "lengths"] | None = None
+    format: Literal["azure_csv", "lengths", "mooncake_trace", "timed_trace"] | None = None
     """Format of the file; detected when not given."""
     window_s: tuple[Seconds, Seconds] | None = None
     """Only requests that arrive in [start, end), seconds from the first."""
@@ -201,6 +201,12 @@ class FleetSpec(StrictModel):
     """Most GPUs of one deployment, all replicas together; default 8."""
     gpus_per_node: Count | None = None
     """GPUs in one node; default 8."""
+    nodes_per_replica: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Most nodes that one replica may span, its pipeline stages whole; default 1."""
+    tp_across_nodes: bool | None = None
+    """Let the tensor ranks of a stage span nodes too; default false: it is slow."""
+    scale_out_gbs_unidirectional: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    """Network between nodes, GB/s of one GPU in one direction (400 Gb/s: 50)."""
     usd_per_gpu_hour: dict[str, Price] | None = None
     """Your prices by GPU name; default: the dated middle of the catalogue's range."""
     billing: Literal["gpu", "node"] | None = None

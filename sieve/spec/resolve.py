@@ -30,7 +30,8 @@ _WANTED = {
 """Pydantic's kinds of error in the words of this tool."""
 
 _FLEET_DEFAULTS = {
-    "max_gpus": 8, "gpus_per_node": 8, "billing": "gpu", "routing": "round_robin",
+    "max_gpus": 8, "gpus_per_node": 8, "nodes_per_replica": 1, "tp_across_nodes": False,
+    "billing": "gpu", "routing": "round_robin",
 }  # fmt: skip
 
 
@@ -137,12 +138,15 @@ def load_spec(
     if fleet.gpus is None and "gpu" not in grid.axes:
         fault = Fault("fleet.gpus", "missing; name at least one GPU (`sieve gpus` lists them)")
         raise SpecError(name, [fault])
+    engine = run.engine or grid.engine or DEFAULT_ENGINE
+    if faults := _node_faults(fleet, engine):
+        raise SpecError(name, [_with_line(fault, lines) for fault in faults])
     return ResolvedSpec(
         run=run,
         grid=grid,
         grid_name=grid_name,
         model=model,
-        engine=run.engine or grid.engine or DEFAULT_ENGINE,
+        engine=engine,
         fleet=fleet,
         slos=slos,
         base_dir=base,
@@ -170,6 +174,26 @@ def _merge_fleet(own: FleetSpec, grid: FleetSpec | None) -> FleetSpec:
             if prices or layer.usd_per_gpu_hour:
                 values["usd_per_gpu_hour"] = prices | (layer.usd_per_gpu_hour or {})
     return FleetSpec(**values)
+
+
+def _node_faults(fleet: FleetSpec, engine: str) -> list[Fault]:
+    """Return what is missing or at odds where one replica may span nodes."""
+    if fleet.nodes_per_replica == 1:
+        if not fleet.tp_across_nodes:
+            return []
+        text = "has no effect while nodes_per_replica is 1; raise that or leave this out"
+        return [Fault("fleet.tp_across_nodes", text)]
+    faults = []
+    if engine == "reference":
+        text = "the plain rules of engine reference keep a replica in one node; leave it at 1"
+        faults.append(Fault("fleet.nodes_per_replica", text))
+    if fleet.scale_out_gbs_unidirectional is None:
+        text = (
+            "missing: replicas may span nodes, so the network's rate is needed, in GB/s of one "
+            "GPU in one direction (a 400 Gb/s port for each GPU: 50)"
+        )
+        faults.append(Fault("fleet.scale_out_gbs_unidirectional", text))
+    return faults
 
 
 def _load_grid(value: Any, base: Path) -> tuple[GridSpec | None, str, list[Fault]]:

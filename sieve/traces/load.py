@@ -22,7 +22,7 @@ from sieve.arrays import Requests
 from sieve.errors import InvalidInput, TraceError
 from sieve.resources import package_data
 from sieve.spec.models import ArrivalSpec, TrafficSpec
-from sieve.traces import azure_csv, lengths
+from sieve.traces import azure_csv, lengths, mooncake
 from sieve.traces.draw import draw_arrivals as draw_trace_arrivals
 from sieve.traces.draw import draw_window, with_lengths
 from sieve.traces.files import TraceFile, listing, read_file
@@ -36,7 +36,8 @@ DEFAULT_REQUESTS: Final = 2000
 _FORMATS: Final = (
     "azure_csv (CSV with TIMESTAMP, ContextTokens, GeneratedTokens); "
     "lengths (CSV or Parquet with input_length, output_length "
-    "or num_prefill_tokens, num_decode_tokens)"
+    "or num_prefill_tokens, num_decode_tokens); "
+    "mooncake_trace or timed_trace (JSON lines with input_length, output_length)"
 )
 
 
@@ -136,7 +137,13 @@ def _shipped_notes(spec: TrafficSpec, requests: Requests, summary: Summary) -> l
 def _load_file(spec: TrafficSpec, seed: int, base_dir: Path) -> Requests:
     label = str(spec.trace)
     file = _find_file(label, base_dir)
-    if (spec.format or _detect(file)) == "lengths":
+    form = spec.format or _detect(file)
+    if form in mooncake.FORMS:
+        requests = _cut(mooncake.read(file, mooncake.FORMS[form]), spec)
+        if spec.arrival is not None and requests.previous is not None:
+            raise TraceError("traffic.arrival: the trace has sessions, which arrive by themselves")
+        return _replace_arrivals(requests, spec.arrival, seed)
+    if form == "lengths":
         return _inside_window(_draw_from_table(file, spec, seed), spec)
     return _replace_arrivals(_cut(azure_csv.read(file), spec), spec.arrival, seed)
 
@@ -163,6 +170,12 @@ def _detect(file: TraceFile) -> str:
         return "azure_csv"
     if lengths.column_pair(file.columns) is None:
         is_json = file.columns[0].startswith(("{", "["))
+        if is_json and b'"input_length"' in file.content[: 1 << 16]:
+            raise TraceError(
+                f"{file.label}: lines of JSON do not state the unit of their times, and none is "
+                "guessed; set traffic.format: mooncake_trace (ms, prefix blocks of 512 tokens) or "
+                "timed_trace (s, blocks of 16)"
+            )
         found = "JSON" if is_json else f"columns found: {listing(file.columns)}"
         raise TraceError(f"{file.label}: format not recognised; {found}; known formats: {_FORMATS}")
     times = [name for name in file.columns if name.lower() in lengths.TIME_COLUMNS]
@@ -232,12 +245,7 @@ def _empty_window(window_s: tuple[float, float], why: str) -> TraceError:
 
 
 def _take(requests: Requests, part: slice) -> Requests:
-    return replace(
-        requests,
-        arrival_s=requests.arrival_s[part],
-        input_tokens=requests.input_tokens[part],
-        output_tokens=requests.output_tokens[part],
-    )
+    return requests.take(np.arange(len(requests))[part])
 
 
 def _replace_arrivals(requests: Requests, arrival: ArrivalSpec | None, seed: int) -> Requests:

@@ -61,7 +61,8 @@ def context_parallel_fault(
         )
     if dcp > tp // kv:
         return ContextParallelFault(
-            dcp, tp // kv, "copies of each KV head (tp over KV heads), at least dcp",
+            dcp, tp // kv,
+            "decode context parallel size, at most the copies of each KV head (tp over KV heads)",
             f"{legal}; or {_least_tp(kv, dcp)}",
         )  # fmt: skip
     if heads // kv % dcp:

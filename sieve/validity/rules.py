@@ -12,11 +12,13 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from sieve.arrays import BoolArray, FloatArray, IntArray
+from sieve.arrays import BoolArray, FloatArray, IntArray, distinct
 from sieve.catalog.architecture import ModelArchitecture
 from sieve.catalog.matrices import padded_vocabulary
 from sieve.errors import InvalidInput
 from sieve.validity.blocks import block_faults
+from sieve.validity.context_parallel import context_parallel_fault
+from sieve.validity.nodes import nodes_needed
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,10 +33,14 @@ class Candidates:
         compute_capability: (n,) of the GPU, nan where it has none.
         needs_capability: (n,) least capability for the precisions chosen, 0 if any will do.
         gpus_per_node, max_gpus: limits of the fleet.
+        nodes_per_replica: nodes that one replica may take.
+        tp_across_nodes: the tensor ranks of a stage may stand on several nodes.
         longest_request: longest prompt + answer of the traffic, tokens.
         has_blocks: (n,) weights are served in the checkpoint's own block-quantised form; None: yes.
         expert_block_floor: of the engine profile.
-        chunked_prefill: long prompts are cut to the token budget.
+        chunked_prefill: long prompts are cut to the token budget; (n,) or for all.
+        dcp: (n,) decode context parallel sizes; None: 1.
+        context_parallel: layers that the engine can serve so, as in its profile.
     """
 
     model: ModelArchitecture
@@ -53,7 +59,11 @@ class Candidates:
     longest_request: int
     has_blocks: BoolArray | None = None
     expert_block_floor: int = 0
-    chunked_prefill: bool = True
+    chunked_prefill: BoolArray | bool = True
+    nodes_per_replica: int = 1
+    tp_across_nodes: bool = False
+    dcp: IntArray | None = None
+    context_parallel: str = "none"
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,8 +148,8 @@ def _quant_blocks(c: Candidates) -> Finding:
     if not (c.model.quant_block or c.model.quant_group):
         return Finding(fails, observed, limit, unit)
     applies = np.ones(n, np.bool_) if c.has_blocks is None else c.has_blocks
-    pairs = c.tp.astype(np.int64) * 2**31 + c.ep
-    for pair in np.unique(pairs).tolist():
+    pairs, place = distinct(c.tp.astype(np.int64) * 2**31 + c.ep)
+    for number, pair in enumerate(pairs.tolist()):
         faults = block_faults(
             c.model,
             tp=pair // 2**31,
@@ -148,7 +158,7 @@ def _quant_blocks(c: Candidates) -> Finding:
         )
         if not faults:
             continue
-        rows = applies & (pairs == pair)
+        rows = applies & (place == number)
         first = faults[0]
         fails |= rows
         observed[rows], limit[rows] = first.shard, first.block
@@ -184,7 +194,7 @@ def _ep_size(c: Candidates) -> Finding:
 
 
 def _ep_divides_experts(c: Candidates) -> Finding:
-    experts = c.model.moe.num_experts if c.model.moe else 1
+    experts = c.model.moe.num_experts if c.model.moe else 0  # no experts: a matter of `ep_size`
     return Finding((c.ep > 1) & (experts % c.ep != 0), experts, c.ep, "experts, divisible by ep")
 
 
@@ -198,7 +208,38 @@ def _pp_layers(c: Candidates) -> Finding:
 
 
 def _node(c: Candidates) -> Finding:
-    return Finding(c.tp * c.pp > c.gpus_per_node, c.tp * c.pp, c.gpus_per_node, "GPUs in a node")
+    """A replica stands in one node, or in as many as the fleet allows, its stages whole."""
+    ranks = c.tp * c.pp
+    if c.nodes_per_replica == 1:
+        return Finding(ranks > c.gpus_per_node, ranks, c.gpus_per_node, "GPUs in a node")
+    needed = nodes_needed(c.tp, c.pp, c.gpus_per_node)
+    wide = (c.tp > c.gpus_per_node) & (not c.tp_across_nodes)
+    units = np.array(["nodes for one replica, its stages whole", "tensor ranks in a node"], object)
+    return Finding(
+        wide | (needed > c.nodes_per_replica),
+        np.where(wide, c.tp, needed),
+        np.where(wide, c.gpus_per_node, c.nodes_per_replica),
+        units[wide.astype(np.int8)],
+    )
+
+
+def _decode_context_parallel(c: Candidates) -> Finding:
+    """Ranks that hold copies of a cache may share out its tokens."""
+    n = len(c.tp)
+    fails, unit = np.zeros(n, np.bool_), np.full(n, "", object)
+    observed, limit = np.zeros(n), np.zeros(n)
+    if c.dcp is None:
+        return Finding(fails, observed, limit, unit)
+    pairs, place = distinct(c.tp.astype(np.int64) * 2**31 + c.dcp)
+    for number, pair in enumerate(pairs.tolist()):
+        tp, dcp = divmod(pair, 2**31)
+        fault = context_parallel_fault(c.model, tp=tp, dcp=dcp, kinds=c.context_parallel)
+        if fault is None:
+            continue
+        rows = np.flatnonzero(place == number)
+        fails[rows], unit[rows] = True, fault.unit
+        observed[rows], limit[rows] = fault.observed, fault.limit
+    return Finding(fails, observed, limit, unit)
 
 
 def _gpu_budget(c: Candidates) -> Finding:
@@ -220,7 +261,7 @@ def _tokens_cover_len(c: Candidates) -> Finding:
     """Without chunked prefill a prompt has to fit the token budget whole."""
     short = (c.max_model_len > 0) & (c.max_num_batched_tokens < c.max_model_len)
     return Finding(
-        short & (not c.chunked_prefill),
+        short & np.logical_not(c.chunked_prefill),
         c.max_num_batched_tokens,
         c.max_model_len,
         "tokens, at least max_model_len",
@@ -272,6 +313,7 @@ RULES: Final[Mapping[str, Callable[[Candidates], Finding]]] = {
     "ep_divides_experts": _ep_divides_experts,
     "pp_divides": _pp_divides,
     "pp_layers": _pp_layers,
+    "decode_context_parallel": _decode_context_parallel,
     "node": _node,
     "gpu_budget": _gpu_budget,
     "tokens_cover_seqs": _tokens_cover_seqs,
@@ -306,18 +348,24 @@ def check(candidates: Candidates, rules: Sequence[str]) -> Verdicts:
         InvalidInput: an engine profile names a rule that does not exist.
     """
     n = len(candidates.tp)
-    reason = np.full(n, "", object)
-    unit = np.full(n, "", object)
+    first = np.zeros(n, np.int16)  # place of the rule that fails, from 1
     observed, limit = np.full(n, np.nan), np.full(n, np.nan)
-    for name in rules:
+    units = [""]
+    by_row = []
+    for place, name in enumerate(rules, start=1):
         if name not in RULES:
             raise InvalidInput(f"unknown validity rule {name!r}; rules are: {', '.join(RULES)}")
         found = RULES[name](candidates)
-        new = np.asarray(found.fails, np.bool_) & (reason == "")
-        if not new.any():
+        new = np.flatnonzero(np.asarray(found.fails, np.bool_) & (first == 0))
+        units.append(found.unit if isinstance(found.unit, str) else "")
+        if not len(new):
             continue
-        reason[new] = name
-        unit[new] = found.unit if isinstance(found.unit, str) else found.unit[new]
+        first[new] = place
+        if not isinstance(found.unit, str):
+            by_row.append((new, found.unit[new]))
         observed[new] = np.broadcast_to(np.asarray(found.observed, np.float64), n)[new]
         limit[new] = np.broadcast_to(np.asarray(found.limit, np.float64), n)[new]
-    return Verdicts(reason, observed, limit, unit)
+    unit = np.array(units, object)[first]
+    for rows, texts in by_row:
+        unit[rows] = texts
+    return Verdicts(np.array(["", *rules], object)[first], observed, limit, unit)

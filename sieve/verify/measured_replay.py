@@ -68,7 +68,7 @@ class Replays:
             num_gpu_blocks=setup.num_gpu_blocks,
             block_size=setup.block_size,
             pipeline_stages=setup.pp,
-            batches_in_flight=setup.pp,
+            async_scheduling=setup.asynchronous,
         )
         result = simulate(requests, table, settings, setup.replicas)
         if result.status:
@@ -91,8 +91,8 @@ def client_metrics(
 ) -> dict[str, float]:
     """Return the metrics that a client measures, from when it sends.
 
-    In a closed loop the next prompt comes while the next iteration has been handed out already
-    (with asynchronous scheduling, two), so it waits for that many.
+    In a closed loop the replay sends a user's next prompt in the instant of the last answer; a
+    client needs a moment, in which the engine hands out the next iteration, so it waits for that.
     """
     latencies = per_request(requests, result)
     front = request_work_s(requests.input_tokens, constants)
@@ -104,7 +104,7 @@ def client_metrics(
         added: FloatArray = np.zeros(len(front))
     else:
         step = result.makespan_s * setup.replicas / max(result.num_steps, 1)
-        added = np.asarray(front + (2 if setup.asynchronous else 1) * step, np.float64)
+        added = np.asarray(front + step, np.float64)
         added[: requests.closed_loop_users] = front[: requests.closed_loop_users]
         ttft = ttft + added
     if setup.chat:

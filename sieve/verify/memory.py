@@ -7,6 +7,8 @@ the log stated. A row that lacks what a ledger needs is skipped with the reason.
 from __future__ import annotations
 
 import csv
+import difflib
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -32,6 +34,14 @@ FIGURES: Final = (
     "kv_tokens", "max_concurrency",
 )  # fmt: skip
 """What a log may state, each compared with the ledger's."""
+OPTIONAL: Final = (
+    "model", "gpu", "gpu_total_gib", "gpus", "dp", "knobs_from_default", "enforce_eager",
+    "outcome_note", "eligible", "confidence", "note", "source",
+)  # fmt: skip
+"""Columns that the file may have beside those needed and the figures."""
+_YES: Final = ("1", "1.0", "true", "yes")
+_NO: Final = ("", "0", "0.0", "false", "no")
+_NEGATIVE: Final = frozenset({"non_torch_gib", "available_kv_gib"})  # both occur below zero in logs
 THRESHOLDS: Final[Mapping[str, float]] = {
     "verdict_wrong": 0.0,
     "kv_tokens_median_ape": 2.0,
@@ -59,16 +69,20 @@ def verify_memory(path: Path, *, eligible_only: bool = False) -> dict[str, Any]:
     """
     rows: list[dict[str, Any]] = []
     skipped: list[dict[str, str]] = []
-    for number, row in enumerate(_read(path), start=2):
+    columns, table = _read(path)
+    for number, row in enumerate(table, start=2):
         label = row["case_id"] or f"line {number}"
-        if eligible_only and row.get("eligible") != "1":
-            skipped.append({"row": label, "reason": "not marked eligible"})
-            continue
         try:
+            if eligible_only and not _flag(row, "eligible"):
+                raise ResultError("not marked eligible")
             rows.append(_compared(label, row, judge(row)))
         except SieveError as error:
             skipped.append({"row": label, "reason": str(error)})
-    return {"summary": summary(rows), "rows": rows, "skipped": skipped}
+    known = (*NEEDED, *FIGURES, *OPTIONAL)
+    unread = [name for name in columns if name not in known]
+    return {
+        "summary": summary(rows), "rows": rows, "skipped": skipped, "unread_columns": unread
+    }  # fmt: skip
 
 
 def judge(row: Mapping[str, str]) -> Fit:
@@ -81,6 +95,8 @@ def judge(row: Mapping[str, str]) -> Fit:
     for field in ("base_model", "weight_format", "gpu_canonical", "tp", "vllm_version", "outcome"):
         if not row.get(field):
             raise ResultError(f"{field} is not stated")
+    if row["outcome"] not in {"boots", "fails"}:
+        raise ResultError(f"outcome is {row['outcome']!r}; allowed are boots and fails")
     version = _VERSION.match(row["vllm_version"])
     if version is None:
         raise ResultError(f"engine version {row['vllm_version']!r} cannot be read")
@@ -89,7 +105,7 @@ def judge(row: Mapping[str, str]) -> Fit:
     total = _number(row, "gpu_total_gib")
     if total is not None:
         gpu = replace(gpu, memory_bytes=total * GIB)
-    tokens, length = _count(row, "kv_tokens"), _count(row, "max_model_len")
+    tokens, length = int(_figure(row, "kv_tokens") or 0), _count(row, "max_model_len")
     if length is None and tokens and row["outcome"] == "boots":
         # An engine that started holds one request of full length: the length is at most this.
         length = min(tokens, model.max_position_embeddings or tokens)
@@ -105,7 +121,7 @@ def judge(row: Mapping[str, str]) -> Fit:
             max_model_len=length, max_num_seqs=_count(row, "max_num_seqs"),
             max_num_batched_tokens=_count(row, "max_num_batched_tokens"),
             gpu_memory_utilization=_number(row, "gpu_memory_utilization"),
-            enforce_eager=row.get("enforce_eager") == "1",
+            enforce_eager=_flag(row, "enforce_eager"),
         )
     )  # fmt: skip
 
@@ -139,18 +155,34 @@ def missed(report: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _read(path: Path) -> list[dict[str, str]]:
+def _read(path: Path) -> tuple[list[str], list[dict[str, str]]]:
+    """Return the columns and the rows of a table."""
     try:
         with path.open(encoding="utf-8", newline="") as handle:
             reader = csv.DictReader(handle)
-            lacking = [name for name in NEEDED if name not in (reader.fieldnames or ())]
-            if lacking:
-                raise ResultError(f"{path}: missing columns {', '.join(lacking)}")
-            return [
+            columns = list(reader.fieldnames or ())
+            _check_columns(path, columns)
+            rows = [
                 {key: (cell or "").strip() for key, cell in row.items() if key} for row in reader
             ]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ResultError(f"{path}: cannot be read: {error}") from error
+    if not rows:
+        raise ResultError(f"{path}: has no rows; give one line for each start-up")
+    return columns, rows
+
+
+def _check_columns(path: Path, columns: Sequence[str]) -> None:
+    if not columns:
+        raise ResultError(f"{path}: is empty; the first line names the columns")
+    twice = sorted({name for name in columns if columns.count(name) > 1})
+    if twice:
+        raise ResultError(f"{path}: columns named twice: {', '.join(twice)}")
+    lacking = [name for name in NEEDED if name not in columns]
+    if lacking:
+        near = {name: difflib.get_close_matches(name, columns, n=1) for name in lacking}
+        shown = [f"{name} (found {near[name][0]})" if near[name] else name for name in lacking]
+        raise ResultError(f"{path}: missing columns {', '.join(shown)}")
 
 
 def _model(row: Mapping[str, str]) -> ModelArchitecture:
@@ -181,14 +213,35 @@ def _number(row: Mapping[str, str], field: str) -> float | None:
     if not text:
         return None
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
         raise ResultError(f"{field} is {text!r}; expected a number") from None
+    if not math.isfinite(value):
+        raise ResultError(f"{field} is {text!r}; expected a finite number")
+    return value
+
+
+def _flag(row: Mapping[str, str], field: str) -> bool:
+    text = (row.get(field) or "").lower()
+    if text not in {*_YES, *_NO}:
+        raise ResultError(f"{field} is {row[field]!r}; allowed are 0 and 1")
+    return text in _YES
 
 
 def _count(row: Mapping[str, str], field: str) -> int | None:
     value = _number(row, field)
+    if value is not None and not value.is_integer():
+        raise ResultError(f"{field} is {row[field]!r}; expected a whole number")
     return None if value is None else int(value)
+
+
+def _figure(row: Mapping[str, str], field: str) -> float | None:
+    """Return a stated figure; weights, tokens and the like cannot be nothing or less."""
+    value = _number(row, field)
+    least = -math.inf if field in _NEGATIVE else 0.0
+    if value is not None and value < least:
+        raise ResultError(f"{field} is {row[field]!r}; expected a number from 0")
+    return value
 
 
 def _compared(label: str, row: Mapping[str, str], found: Fit) -> dict[str, Any]:
@@ -205,14 +258,14 @@ def _compared(label: str, row: Mapping[str, str], found: Fit) -> dict[str, Any]:
     out: dict[str, Any] = {
         "case_id": label,
         "model": found.configuration.model.name,
-        "eligible": row.get("eligible") == "1",
+        "eligible": _flag(row, "eligible"),
         "verdict": "boots" if found.fits else "fails",
         "expected": row["outcome"],
         "margin_mib": min(found.margin_bytes, found.outside_bytes) / MIB,
         "reason": found.reason,
     }
     for name in FIGURES:
-        out[f"{name}_measured"] = _number(row, name)
+        out[f"{name}_measured"] = _figure(row, name)
         out[f"{name}_predicted"] = predicted[name]
     return out
 

@@ -9,14 +9,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from sieve.errors import TraceError
-from sieve.sim.engine import (
-    RECORD_STEPS,
-    RECORD_TABLES,
-    replay_scenario,
-    step_records,
-    summary_record,
-)
+from sieve.sim._kernels.layout import RECORD_TABLES, RECORD_TURNS
+from sieve.sim.recorded import step_records, summary_record
 from sieve.sim.scenario import Recording, Scenario, read_recording
+from sieve.sim.scenario_input import replay_scenario
 
 SUFFIXES: Final = (".jsonl", ".jsonl.gz")
 """Files of a folder that are read as recordings."""
@@ -182,7 +178,7 @@ def check_recording(recording: Recording) -> Outcome:
 
 def _failure(recording: Recording) -> Failure | None:
     scenario = recording.scenario
-    record = RECORD_TABLES if scenario.detail == "full" else RECORD_STEPS
+    record = RECORD_TABLES if scenario.detail == "full" else RECORD_TURNS
     try:
         result = replay_scenario(scenario, record)
     except TraceError as error:

@@ -8,15 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sieve.arrays import Requests
-from sieve.sim._kernels import replay as kernel
+from sieve.sim._kernels import engine as kernel
+from sieve.sim.engine import step_arguments
 from sieve.sim.metrics import gap_statistic, meets, metrics, per_request, queue_growth
-from sieve.sim.replay import (
-    REQUEST_EXCEEDS_CACHE,
-    ReplaySettings,
-    _scalars,
-    _settings_array,
-    simulate,
-)
+from sieve.sim.replay import REQUEST_EXCEEDS_CACHE, ReplaySettings, simulate
+from sieve.sim.traffic_input import clock_of, request_input, settings_array
 from sieve.spec import LatencyLimits
 
 
@@ -38,7 +34,8 @@ def workloads(draw):
         full_reservation=draw(st.booleans()),
         chunked_prefill=True,
         pipeline_stages=pp,
-        batches_in_flight=pp,
+        async_scheduling=draw(st.booleans()),
+        prefix_caching=draw(st.booleans()),
     )
     return requests, limits
 
@@ -81,22 +78,15 @@ def test_compiled_equals_interpreted(tables, work):
 
     requests, limits = work
     table = tables.affine(base=0.01, per_token=0.001, per_context=1e-6, pp=limits.pipeline_stages)
-    args = (
+    values = settings_array(limits, table, requests.closed_loop_users or 0, 400)
+    data = request_input(
+        values,
         np.rint(requests.arrival_s * 1e9).astype(np.int64),
-        requests.input_tokens.astype(np.int64),
-        requests.output_tokens.astype(np.int64),
-        _settings_array(limits, requests.closed_loop_users or 0),
-        table.token_s,
-        table.decode_token_s,
-        table.head_s,
-        table.decode_batch,
-        table.decode_context,
-        table.decode_attention_s,
-        table.prefill_length,
-        table.prefill_attention_s,
-        np.zeros(1),
-        _scalars(table),
+        requests.input_tokens,
+        requests.output_tokens,
+        clock=clock_of(table, limits.max_num_seqs, 400),
     )
+    args = step_arguments(data)
     for a, b in zip(kernel.replay(*args), kernel.replay.py_func(*args), strict=True):
         assert np.array_equal(a, b)
 
@@ -126,7 +116,7 @@ def test_request_larger_than_the_cache_is_refused(tables):
 def test_pipeline_keeps_stages_busy(tables):
     """Two stages, two batches in flight: twice the work in the time of one, same latency alone."""
     limits = {"max_num_batched_tokens": 16, "num_gpu_blocks": 100, "block_size": 16}
-    pp = ReplaySettings(16, **limits, pipeline_stages=2, batches_in_flight=2)
+    pp = ReplaySettings(16, **limits, pipeline_stages=2)
     table = tables.affine(base=1.0, pp=2)
     alone = simulate(Requests(np.zeros(1), np.array([16]), np.array([5])), table, pp)
     assert alone.makespan_s == pytest.approx(5.0)

@@ -18,11 +18,13 @@ ROW: dict[str, Any] = {
     "candidate_id": "h100-sxm-80gb.tp4.pp2.ep1.r2.bf16.kv-fp8.s256.b8192", "gpu": "H100-SXM-80GB",
     "tp": 4, "pp": 2, "ep": 1, "replicas": 2, "weight_dtype": "bf16", "kv_cache_dtype": "fp8",
     "max_num_seqs": 256, "max_num_batched_tokens": 8192, "max_model_len": 4096,
-    "gpu_memory_utilization": 0.92, "block_size": 16,
+    "gpu_memory_utilization": 0.92, "block_size": 16, "enable_chunked_prefill": True,
+    "enable_prefix_caching": True, "async_scheduling": True, "long_prefill_token_threshold": 0,
 }  # fmt: skip
 IN_COMMAND = (
     "tp", "pp", "ep", "kv_cache_dtype", "max_num_seqs", "max_num_batched_tokens", "max_model_len",
-    "gpu_memory_utilization", "block_size",
+    "gpu_memory_utilization", "block_size", "enable_chunked_prefill", "enable_prefix_caching",
+    "async_scheduling", "long_prefill_token_threshold",
 )  # fmt: skip
 HOSTILE = ["a b", "x'; touch pwned; '", "$(touch pwned)", "`touch pwned`", "a\nb", 'q"q', "é", "-x"]
 
@@ -40,8 +42,8 @@ def test_the_documented_flags_of_one_candidate() -> None:
         "--tensor-parallel-size", "4", "--pipeline-parallel-size", "2",
         "--max-num-seqs", "256", "--max-num-batched-tokens", "8192", "--max-model-len", "4096",
         "--gpu-memory-utilization", "0.92", "--block-size", "16", "--kv-cache-dtype", "fp8",
-        "--dtype", "bfloat16", "--enable-chunked-prefill", "--no-enable-prefix-caching",
-        "--no-async-scheduling", "--scheduling-policy", "fcfs",
+        "--dtype", "bfloat16", "--enable-chunked-prefill", "--enable-prefix-caching",
+        "--async-scheduling", "--scheduling-policy", "fcfs",
     ]  # fmt: skip
 
 
@@ -50,18 +52,22 @@ def test_the_documented_flags_of_one_candidate() -> None:
     kv=st.sampled_from(["auto", "bfloat16", "fp8", "fp8_e5m2"]),
     seqs=st.integers(1, 4096), tokens=st.integers(1, 10**6),
     length=st.none() | st.integers(1, 10**7),
-    share=st.floats(0.01, 1.0), dtype=st.sampled_from(["bf16", "fp16", "fp8"]),
+    chunked=st.booleans(), cached=st.booleans(), ahead=st.booleans(),
+    threshold=st.integers(0, 10**6), share=st.floats(0.01, 1.0),
+    dtype=st.sampled_from(["bf16", "fp16", "fp8"]),
     model=st.text(min_size=1, max_size=40).filter(lambda t: "\0" not in t),
 )  # fmt: skip
 @settings(deadline=None, derandomize=True, max_examples=60)
 def test_parsed_back_it_is_the_candidate(
     tp: int, pp: int, expert: bool, kv: str, seqs: int, tokens: int, length: int | None,
-    share: float, dtype: str, model: str,
+    share: float, dtype: str, model: str, chunked: bool, cached: bool, ahead: bool, threshold: int,
 ) -> None:  # fmt: skip
     row = ROW | {
         "tp": tp, "pp": pp, "ep": tp if expert else 1, "kv_cache_dtype": kv, "max_num_seqs": seqs,
         "max_num_batched_tokens": tokens, "max_model_len": length,
-        "gpu_memory_utilization": share, "weight_dtype": dtype,
+        "gpu_memory_utilization": share, "weight_dtype": dtype, "enable_chunked_prefill": chunked,
+        "enable_prefix_caching": cached, "async_scheduling": ahead,
+        "long_prefill_token_threshold": threshold,
     }  # fmt: skip
     back = parse_command(serve_command(row, model, "bf16"))
     assert back["model"] == model
@@ -97,6 +103,38 @@ def test_a_comment_cannot_be_left(key: str, break_: str) -> None:
     lines = serve_script(row, "m", "bf16", "vllm").splitlines()
     first = next(i for i, line in enumerate(lines) if line.startswith("set -euo"))
     assert all(line.startswith("#") for line in lines[:first])
+
+
+def test_context_parallelism_is_spelled_out_with_the_block_of_one_rank() -> None:
+    row = ROW | {"decode_context_parallel_size": 2, "block_size": 32}
+    args = serve_command(row, "m", "bf16")
+    assert args[args.index("--decode-context-parallel-size") + 1] == "2"
+    assert args[args.index("--block-size") + 1] == "16"
+    back = parse_command(args)
+    assert (back["decode_context_parallel_size"], back["block_size"]) == (2, 32)
+    assert "--decode-context-parallel-size" not in serve_command(ROW, "m", "bf16")
+
+
+@pytest.mark.parametrize(("rank", "headless"), [("0", False), ("1", True)])
+def test_a_replica_on_two_nodes_starts_on_each(tmp_path: Path, rank: str, headless: bool) -> None:
+    fake = tmp_path / "vllm"
+    fake.write_text('#!/bin/sh\nprintf "%s\\n" "$@" > args\n', encoding="utf-8")
+    fake.chmod(0o755)
+    script = tmp_path / "serve.sh"
+    script.write_text(serve_script(ROW, "m", "bf16", "vllm", nodes=2), encoding="utf-8")
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "NODE_RANK": rank, "MASTER_ADDR": "10.0.0.7"}
+    subprocess.run(["bash", script], cwd=tmp_path, env=env, check=True, timeout=20)
+    args = (tmp_path / "args").read_text(encoding="utf-8").split()
+    for flag, value in (("--nnodes", "2"), ("--node-rank", rank), ("--master-addr", "10.0.0.7")):
+        assert args[args.index(flag) + 1] == value
+    assert ("--headless" in args) is headless
+    assert parse_command(serve_command(ROW, "m", "bf16", nodes=2))["nodes"] == 2
+    lost = subprocess.run(
+        ["bash", script], cwd=tmp_path, env={"PATH": env["PATH"]}, check=False, timeout=20,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert lost.returncode != 0
+    assert "NODE_RANK" in lost.stderr
 
 
 def test_a_script_says_what_it_is() -> None:

@@ -149,7 +149,20 @@ def test_other_rules_say_what_is_legal() -> None:
     assert broken("Qwen/Qwen3-32B", tp=4, ep=4)["ep_size"].legal == "ep 1"
     assert broken("Qwen/Qwen3-30B-A3B", tp=4, ep=2)["ep_size"].legal == "ep 1 or 4"
     rule = broken("Qwen/Qwen3-32B", tp=8, pp=2, gpus_per_node=8)["node"]
-    assert rule.legal == "tp x pp up to 8"
+    assert rule.legal == "tp x pp up to 8; or nodes 2"
+    placed = {"gpus_per_node": 8, "nodes": 2}
+    assert "node" not in broken("Qwen/Qwen3-32B", tp=8, pp=2, **placed)
+    rule = broken("Qwen/Qwen3-32B", tp=8, pp=4, **placed)["node"]
+    assert (rule.observed, rule.limit) == (4, 2)
+    assert rule.legal == "pp 1, 2 at tp 8 on up to 2 nodes of 8"
+    rule = broken("Qwen/Qwen3-32B", tp=16, **placed)["node"]
+    assert (rule.observed, rule.limit) == (16, 8)
+    assert "node" not in broken("Qwen/Qwen3-32B", tp=16, tp_across_nodes=True, **placed)
+    # A card of capability 9.0 has no kernels for an NVFP4 cache; its weights are not at fault.
+    rule = broken("Qwen/Qwen3-32B", kv_cache_dtype="nvfp4")["dtype_supported"]
+    assert rule.legal.startswith("a cache in auto, fp8")
+    # Without experts one rule says so, not two.
+    assert set(broken("Qwen/Qwen3-32B", tp=4, ep=2)) == {"ep_size"}
     rule = broken("Qwen/Qwen3-32B", max_num_seqs=4096, max_num_batched_tokens=2048)[
         "tokens_cover_seqs"
     ]
@@ -159,7 +172,7 @@ def test_other_rules_say_what_is_legal() -> None:
 def test_uneven_stages_are_allowed() -> None:
     found = check(configure("Qwen/Qwen3-14B", H100, pp=3))
     assert found.ok
-    assert any("stages differ" in note for note in found.notes)
+    assert any("stages hold 13, 14, 13 layers" in note for note in found.notes)
 
 
 def test_the_latent_needs_no_kv_heads() -> None:  # sglang#2591
@@ -350,3 +363,40 @@ def test_an_invalid_deployment_does_not_fit() -> None:
     assert found.exit_code == 3
     assert "the engine refuses" in found.stdout
     assert "vocab_tp" in found.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"nodes": 2}, "need gpus_per_node"),
+        ({"nodes": 0, "gpus_per_node": 8}, "nodes is 0"),
+        ({"tp_across_nodes": True, "gpus_per_node": 8}, "no effect on one node"),
+    ],
+)
+def test_places_that_say_nothing_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidInput, match=words):
+        configure("Qwen/Qwen3-8B", H100, **options)
+
+
+def test_a_replica_on_several_nodes_says_so() -> None:
+    found = judged(
+        "Qwen/Qwen3-32B", tp=16, pp=2, gpus_per_node=8, nodes=4, tp_across_nodes=True,
+        max_model_len=8192,
+    )  # fmt: skip
+    assert found.fits
+    assert any("spans 4 nodes, 8 GPUs on each" in note for note in found.notes)
+    assert any("tp 16 spans nodes" in note for note in found.notes)
+
+
+def test_options_of_the_commands() -> None:
+    words = ["fit", "qwen3-30b-a3b", "--gpu", "h100-sxm", "--pp", "2", "--max-model-len", "8192"]
+    out = json.loads(run(*words, "--pp-layer-partition", "16,32", "--json").stdout)
+    assert out["configuration"]["pp_layer_partition"] == [16, 32]
+    assert [stage["stage"] for stage in out["stages"]] == [0, 1]
+    bad = run(*words, "--pp-layer-partition", "16;32")
+    assert bad.exit_code != 0
+    place = ["--gpus-per-node", "8", "--nodes", "2"]
+    assert (
+        run("check", "qwen3-32b", "--gpu", "h100-sxm", "--tp", "8", "--pp", "2", *place).exit_code
+        == 0
+    )

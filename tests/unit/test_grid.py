@@ -357,3 +357,24 @@ def test_a_gpu_without_a_price_is_named(with_axes: Callable[..., Grid]) -> None:
         require_prices(grid.gpus)
     require_prices(with_axes({"tp": [1]}).gpus)
     assert with_axes({"tp": [1]}).gpus["H100-SXM-80GB"].usd_per_gpu_hour == 3.6
+
+
+def test_context_parallelism_is_an_option_of_the_id(with_axes: Callable[..., Grid]) -> None:
+    grid = with_axes({"tp": [8], "decode_context_parallel_size": [1, 2], "block_size": [16]})
+    ends = [text.split(".b8192.")[1] for text in column(grid, "candidate_id")]
+    assert ends == [
+        "block_size-16.decode_context_parallel_size-1",
+        "block_size-16.decode_context_parallel_size-2",
+    ]
+    # Requests draw blocks whose tokens lie on all ranks that share them out.
+    assert column(grid, "block_size") == [16, 32]
+    assert column(with_axes({"tp": [1]}), "decode_context_parallel_size") == [1] * 1
+
+
+def test_the_plain_rules_know_no_context_parallelism(reference_spec: dict[str, Any]) -> None:
+    axes = {"gpu": ["H100-SXM-80GB"], "tp": [2], "decode_context_parallel_size": [2]}
+    facts = {"name": "m", "params": 27e9, "width": 5120, "layers": 64, "heads": 40}
+    reference_spec["grid"] = {"axes": axes, "engine": "reference", "model": facts}
+    faults = faults_of(lambda: grid_of(reference_spec))
+    assert set(faults) == {"grid.axes.decode_context_parallel_size"}
+    assert "no such option" in faults["grid.axes.decode_context_parallel_size"]

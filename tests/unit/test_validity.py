@@ -39,10 +39,11 @@ def candidates(model: ModelArchitecture = MODEL, **changes: Any) -> Candidates:
     columns: dict[str, Any] = {
         "tp": [1], "pp": [1], "ep": [1], "replicas": [1], "max_num_seqs": [64],
         "max_num_batched_tokens": [2048], "max_model_len": [4096], "rates_known": [True],
-        "compute_capability": [9.0], "needs_capability": [8.0],
+        "compute_capability": [9.0], "needs_capability": [8.0], "dcp": [1],
     }  # fmt: skip
     facts = {
         "gpus_per_node": 8, "max_gpus": 16, "longest_request": 1000, "chunked_prefill": True,
+        "nodes_per_replica": 1, "tp_across_nodes": False, "context_parallel": "attention",
     }  # fmt: skip
     for name, value in changes.items():
         if name in facts:
@@ -81,7 +82,28 @@ def candidates(model: ModelArchitecture = MODEL, **changes: Any) -> Candidates:
         ("ep_divides_experts", EXPERTS, {"tp": 4, "ep": 4}, {"tp": 8, "ep": 8}, 60, 8),
         ("pp_divides", MODEL, {"pp": 2}, {"pp": 4}, 62, 4),
         ("pp_layers", MODEL, {"pp": 62}, {"pp": 63}, 63, 62),
+        # 8 KV heads on 16 ranks: two copies of each, which two ranks may share out, not four.
+        ("decode_context_parallel", MODEL, {"tp": 16, "dcp": 1}, {"tp": 16, "dcp": 4}, 4, 2),
+        ("decode_context_parallel", MODEL, {"tp": 16, "dcp": 1}, {"tp": 8, "dcp": 2}, 8, 8),
         ("node", MODEL, {"tp": 4, "pp": 2}, {"tp": 4, "pp": 4}, 16, 8),
+        # Two nodes of 8: two stages of 8 ranks stand, four of them need four nodes.
+        (
+            "node",
+            MODEL,
+            {"tp": 8, "pp": 2, "nodes_per_replica": 2},
+            {"tp": 8, "pp": 4, "nodes_per_replica": 2},
+            4,
+            2,
+        ),
+        # Tensor ranks stay in a node unless told otherwise: 16 against 8.
+        (
+            "node",
+            MODEL,
+            {"tp": 16, "nodes_per_replica": 2, "tp_across_nodes": True},
+            {"tp": 16, "nodes_per_replica": 2},
+            16,
+            8,
+        ),
         ("gpu_budget", MODEL, {"tp": 4, "replicas": 4}, {"tp": 4, "replicas": 5}, 20, 16),
         ("vocab_tp", replace(MODEL, vocab_size=151936), {"tp": 8}, {"tp": 5}, 151936, 5),
         ("quant_blocks", BLOCKS, {"tp": 4}, {"tp": 8}, 192, 128),

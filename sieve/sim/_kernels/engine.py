@@ -1,574 +1,169 @@
 """One engine's scheduler, decision by decision, compiled.
 
 Follows vLLM 0.33.0, `v1/core/sched/scheduler.py` (`Scheduler.schedule`, `update_from_output`),
-`async_scheduler.py`, `v1/core/kv_cache_manager.py`, `kv_cache_coordinator.py`, `block_pool.py` and
-`v1/engine/core.py` (`step_with_batch_queue`). Everything the loop calls stands in this file:
-numba's disk cache notices edits of the kernel's own file only.
-
-Data. A request is a row of `req` (columns below, then blocks held per group); a
-KV block is a row of `blk`; `reg` maps a block key of a group to the oldest block that carries it;
-`table` holds one row of block ids for each running request, groups side by side. The free list is
-a ring through block 0, which is never handed out.
+`async_scheduler.py` and `v1/engine/core.py` (`step_with_batch_queue`). A request is a row of `req`,
+its columns followed by the blocks held per group.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
-
-import numba as nb
 import numpy as np
 
-from sieve.sim._kernels import CAN_CACHE
-
-# Positions in the settings array.
-BLOCK_SIZE: Final = 0
-NUM_BLOCKS: Final = 1  # including block 0
-MAX_RUNNING: Final = 2
-TOKEN_BUDGET: Final = 3
-MAX_MODEL_LEN: Final = 4
-CHUNKED: Final = 5
-CACHING: Final = 6
-THRESHOLD: Final = 7
-ADAPTIVE: Final = 8
-PRIORITY: Final = 9
-WATERMARK_BLOCKS: Final = 10
-RESERVE_FULL_ISL: Final = 11
-PREFILL_INTERVAL: Final = 12
-ASYNC: Final = 13
-PIPELINE: Final = 14
-DRAFTS_K: Final = 15
-LOOKAHEAD: Final = 16
-KEY_AHEAD: Final = 17  # tokens past a block's end that its key covers
-IN_FLIGHT: Final = 18
-TIMED: Final = 19
-STEP_BASE_NS: Final = 20
-STEP_TOKEN_NS: Final = 21
-STEP_CONTEXT_NS: Final = 22
-RECORD: Final = 23  # 0: counts only, 1: steps, 2: steps with tables and lists
-TABLE_WIDTH: Final = 24
-PATIENCE: Final = 25  # steps without a token before the run counts as live-locked
-NUM_SETTINGS: Final = 26
-
-# State scalars.
-_FREE: Final = 0
-_RUNNING: Final = 1
-_WAITING: Final = 2
-_NUM_DEFERRED: Final = 3
-_NUM_STATE: Final = 4
-
-# Columns of `req`; those of every step come first.
-_KNOWN: Final = 0
-_COMPUTED: Final = 1
-_PENDING: Final = 2  # placeholders of tokens not yet delivered (asynchronous scheduling)
-_DRAFTS: Final = 3
-_TOTAL: Final = 4  # prompt + output, at most max_model_len
-_ROW: Final = 5
-_IN_FLIGHT: Final = 6  # scheduled tokens whose result is not read
-_MID_PREFILL: Final = 7
-_STATE: Final = 8
-_JUNCTION: Final = 9  # blocks that some kind matched in the last lookup, if not all did
-_NEXT_CALL: Final = 10  # no decode before this call (asynchronous pipeline)
-_PROMPT: Final = 11
-_KEYS: Final = 12  # offset into `keys`
-_CHECKS: Final = 13  # verifications of drafts so far
-_HEAP: Final = 14  # position in the priority heap
-_ARRIVAL: Final = 15
-_LEVEL: Final = 16  # priority
-_NAME: Final = 17  # rank of the id as text
-_SETTLED: Final = 18  # blocks that are findable, or passed over for good
-_DEFERRED: Final = 19  # passed over while waiting, for its result in flight
-_GROUPS: Final = 20
-
-_NEW: Final = 0
-_IS_RUNNING: Final = 1
-_PREEMPTED: Final = 2
-_FINISHED: Final = 3
-
-# Ends of the waiting queue.
-_FRONT: Final = 0
-_BACK: Final = 1
-
-# Columns of `blk`.
-_NEXT: Final = 0
-_PREV: Final = 1
-_REFS: Final = 2
-_KEY: Final = 3
-_NEWER: Final = 4  # ring of blocks with equal key, oldest first
-_OLDER: Final = 5
-
-# Columns of a batch.
-_B_REQUEST: Final = 0
-_B_TOKENS: Final = 1
-_B_DRAFTS: Final = 2
-_B_YIELDS: Final = 3
-_B_PADDED: Final = 4
-
-# Columns of the result per request, -1 where it never happened.
-OUT: Final = 0
-PREEMPTIONS: Final = 1
-ARRIVAL: Final = 2
-ADDED_STEP: Final = 3
-FIRST_STEP: Final = 4
-CACHED: Final = 5
-FIRST_TOKEN_STEP: Final = 6
-FINISH_STEP: Final = 7
-FIRST_TOKEN_NS: Final = 8
-FINISH_NS: Final = 9
-REJECTED: Final = 10
-NUM_RESULTS: Final = 11
-
-# Positions in the counters array.
-STEPS: Final = 0
-REQUEST_STEPS: Final = 1
-TOKENS: Final = 2
-STATUS: Final = 3
-PREEMPTED: Final = 4
-PEAK_BLOCKS: Final = 5
-END_NS: Final = 6
-NUM_COUNTERS: Final = 7
-
-STATUS_DONE: Final = 0
-STATUS_STALLED: Final = 1
-STATUS_LIVE_LOCK: Final = 2
-
-# Bits of the first number of a recorded turn.
-TURN_CALL: Final = 1
-TURN_RESULT: Final = 2
-TURN_IDLE: Final = 4
-
-jit: Any = nb.njit(cache=CAN_CACHE, nogil=True, error_model="numpy")
-
-
-# ---- Blocks: block_pool.py
-
-
-@jit
-def _unlink(blk, b):  # type: ignore[no-untyped-def]
-    """Take block b out of the free list."""
-    before = blk[b, _PREV]
-    after = blk[b, _NEXT]
-    blk[before, _NEXT] = after
-    blk[after, _PREV] = before
-
-
-@jit
-def _link(blk, b, before):  # type: ignore[no-untyped-def]
-    """Put block b into the free list, behind block `before`."""
-    after = blk[before, _NEXT]
-    blk[b, _PREV] = before
-    blk[b, _NEXT] = after
-    blk[before, _NEXT] = b
-    blk[after, _PREV] = b
-
-
-@jit
-def _forget(blk, reg, b):  # type: ignore[no-untyped-def]
-    """Drop the key of block b: it can no longer be found."""
-    key = blk[b, _KEY]
-    newer = blk[b, _NEWER]
-    if newer == b:
-        reg[key] = 0
-    else:
-        older = blk[b, _OLDER]
-        blk[older, _NEWER] = newer
-        blk[newer, _OLDER] = older
-        if reg[key] == b:
-            reg[key] = newer
-    blk[b, _KEY] = -1
+from sieve.sim._kernels import jit
+from sieve.sim._kernels.blocks import (
+    admission_need,
+    can_settle,
+    drop_skipped,
+    extend,
+    hold_hits,
+    lookup,
+    release,
+    settle,
+)
+from sieve.sim._kernels.clock import (
+    GAP_BINS,
+    HOST_DECODE,
+    HOST_MIXED,
+    KV_READ,
+    KV_WRITE,
+    LINEAR,
+    PAIR,
+    PREFILL_FLOOR,
+    STAGE_TRANSFER,
+    batch_end_ns,
+    gap_bin,
+    roofline_s,
+    whole_ns,
+)
+from sieve.sim._kernels.layout import (
+    ADAPTIVE,
+    ADDED_STEP,
+    ARRIVAL,
+    ASYNC,
+    B_DRAFTS,
+    B_IS_DECODE,
+    B_NUM_COLUMNS,
+    B_PADDED,
+    B_REQUEST,
+    B_TOKENS,
+    B_YIELDS,
+    BACK,
+    BLOCK_SIZE,
+    CACHED,
+    CACHING,
+    CHUNKED,
+    CLOCK,
+    CLOCK_STEPS,
+    CLOCK_TABLE,
+    DRAFTS_K,
+    END_NS,
+    FILLED_STEPS,
+    FINISH_NS,
+    FINISH_STEP,
+    FIRST_STEP,
+    FIRST_TOKEN_NS,
+    FIRST_TOKEN_STEP,
+    FRONT,
+    FULL_RESERVATION,
+    IN_FLIGHT,
+    IS_FINISHED,
+    IS_NEW,
+    IS_PREEMPTED,
+    IS_RUNNING,
+    K_KEY,
+    K_NEXT,
+    K_PREV,
+    LOOKAHEAD,
+    MAX_MODEL_LEN,
+    MAX_RUNNING,
+    MAX_WAIT_NS,
+    NUM_BLOCKS,
+    NUM_COUNTERS,
+    NUM_RESULTS,
+    NUM_SAMPLE_COLUMNS,
+    NUM_STEP_COLUMNS,
+    OUT,
+    PATIENCE,
+    PEAK_BATCH,
+    PEAK_BLOCKS,
+    PEAK_TOKENS,
+    PIPELINE,
+    PREEMPTED,
+    PREEMPTIONS,
+    PREFILL_INTERVAL,
+    PRIORITY,
+    R_ARRIVAL,
+    R_CHECKS,
+    R_COMPUTED,
+    R_DEFERRED,
+    R_DRAFTS,
+    R_GROUPS,
+    R_IN_FLIGHT,
+    R_KEYS,
+    R_KNOWN,
+    R_LAST_NS,
+    R_LEVEL,
+    R_MID_PREFILL,
+    R_NAME,
+    R_NEXT_CALL,
+    R_PENDING,
+    R_PROMPT,
+    R_READY_NS,
+    R_ROW,
+    R_STATE,
+    R_TOTAL,
+    RECORD,
+    RECORD_NOTHING,
+    RECORD_STEPS,
+    RECORD_TABLES,
+    REJECTED,
+    REQUEST_STEPS,
+    RESERVE_FULL_ISL,
+    ROOFLINE,
+    S_FREE,
+    S_NUM_DEFERRED,
+    S_NUM_STATE,
+    S_RUNNING,
+    S_WAITING,
+    SAMPLES,
+    SCHEDULED_NS,
+    STATUS,
+    STATUS_LIVE_LOCK,
+    STATUS_OVERLOADED,
+    STATUS_STALLED,
+    STEP_ADMITTED,
+    STEP_BASE_NS,
+    STEP_CALL_NS,
+    STEP_CONTEXT_NS,
+    STEP_DECODE_CONTEXT,
+    STEP_DECODE_TOKENS,
+    STEP_DECODES,
+    STEP_END_NS,
+    STEP_PREEMPTED,
+    STEP_PREFILL_CONTEXT,
+    STEP_PREFILL_TOKENS,
+    STEP_PREFILLS,
+    STEP_RUNNING,
+    STEP_START_NS,
+    STEP_TOKEN_NS,
+    STEP_USED_BLOCKS,
+    STEP_WAITING,
+    STEPS,
+    TABLE_WIDTH,
+    THRESHOLD,
+    TOKEN_BUDGET,
+    TOKENS,
+    TURN_CALL,
+    TURN_IDLE,
+    TURN_RESULT,
+    USERS,
+    WATERMARK_BLOCKS,
+)
+from sieve.sim._kernels.queues import dequeue, enqueue, expect, head, pop_expected
 
 
 @jit
-def _register(blk, reg, b, key):  # type: ignore[no-untyped-def]
-    """Make block b findable under `key`, as the newest of its duplicates."""
-    blk[b, _KEY] = key
-    oldest = reg[key]
-    if oldest == 0:
-        reg[key] = b
-        blk[b, _NEWER] = b
-        blk[b, _OLDER] = b
-    else:
-        newest = blk[oldest, _OLDER]
-        blk[newest, _NEWER] = b
-        blk[b, _OLDER] = newest
-        blk[b, _NEWER] = oldest
-        blk[oldest, _OLDER] = b
-
-
-@jit
-def _take(blk, reg):  # type: ignore[no-untyped-def]
-    """Return the block in front of the free list, taken out and forgotten."""
-    b = blk[0, _NEXT]
-    after = blk[b, _NEXT]
-    blk[0, _NEXT] = after
-    blk[after, _PREV] = 0
-    if blk[b, _KEY] >= 0:
-        _forget(blk, reg, b)
-    blk[b, _REFS] = 1
-    return b
-
-
-@jit
-def _give_back(state, blk, table, row, first, stop):  # type: ignore[no-untyped-def]
-    """Release table[row, first:stop] from the last block to the first (`free_blocks`).
-
-    Registered blocks go to the back of the free list, the others as one piece to its front.
-    """
-    front = 0
-    for i in range(stop - 1, first - 1, -1):
-        b = table[row, i]
-        if b == 0:
-            continue
-        blk[b, _REFS] -= 1
-        if blk[b, _REFS] == 0:
-            state[_FREE] += 1
-            if blk[b, _KEY] >= 0:
-                _link(blk, b, blk[0, _PREV])
-            else:
-                _link(blk, b, front)
-                front = b
-
-
-@jit
-def _release(settings, state, req, blk, table, num_groups, r):  # type: ignore[no-untyped-def]
-    """Give back all blocks of request r, group by group."""
-    row = req[r, _ROW]
-    width = settings[TABLE_WIDTH]
-    for g in range(num_groups):
-        held = req[r, _GROUPS + g]
-        _give_back(state, blk, table, row, g * width, g * width + held)
-        req[r, _GROUPS + g] = 0
-    req[r, _SETTLED] = 0
-
-
-# ---- Block tables: kv_cache_manager.py, single_type_kv_cache_manager.py
-
-
-@jit
-def _drop_skipped(settings, state, req, blk, table, window, r, processed):  # type: ignore[no-untyped-def]
-    """Replace blocks wholly before each window by null entries (`remove_skipped_blocks`)."""
-    width = settings[TABLE_WIDTH]
-    row = req[r, _ROW]
-    for g in range(len(window)):
-        if window[g] == 0:
-            continue
-        skipped = max(processed - window[g] + 1, 0) // settings[BLOCK_SIZE]
-        skipped = min(skipped, req[r, _GROUPS + g])
-        first = skipped
-        while first > 0 and table[row, g * width + first - 1] != 0:
-            first -= 1
-        if first < skipped:
-            _give_back(state, blk, table, row, g * width + first, g * width + skipped)
-            for i in range(first, skipped):
-                table[row, g * width + i] = 0
-
-
-@jit
-def _extend(settings, state, req, blk, reg, table, num_groups, r, tokens):  # type: ignore[no-untyped-def]
-    """Give request r blocks for `tokens` tokens in every group; the caller has checked the room."""
-    width = settings[TABLE_WIDTH]
-    size = settings[BLOCK_SIZE]
-    row = req[r, _ROW]
-    goal = (tokens + size - 1) // size
-    for g in range(num_groups):
-        held = req[r, _GROUPS + g]
-        if goal > held:
-            for i in range(held, goal):
-                table[row, g * width + i] = _take(blk, reg)
-            state[_FREE] -= goal - held
-            req[r, _GROUPS + g] = goal
-
-
-@jit
-def _can_settle(settings, req, r, tokens):  # type: ignore[no-untyped-def]
-    """Return whether `tokens` computed tokens fill a block of request r that is not yet settled."""
-    known = req[r, _KNOWN] - settings[KEY_AHEAD]
-    return min(tokens, known) >= (req[r, _SETTLED] + 1) * settings[BLOCK_SIZE]
-
-
-@jit
-def _settle(settings, req, blk, reg, table, keys, window, num_keys, r, tokens):  # type: ignore[no-untyped-def]
-    """Make the blocks of request r findable up to `tokens` tokens (`cache_blocks`).
-
-    A window group registers only the blocks that a hit at the end of the prompt, or at the
-    junction of the request's last lookup, would need (`prefix_cache_retention_interval` 0).
-    """
-    size = settings[BLOCK_SIZE]
-    goal = min(tokens, req[r, _KNOWN] - settings[KEY_AHEAD]) // size
-    done = req[r, _SETTLED]
-    req[r, _SETTLED] = goal
-    width = settings[TABLE_WIDTH]
-    row = req[r, _ROW]
-    offset = req[r, _KEYS]
-    tail = (req[r, _PROMPT] - 1) // size
-    junction = req[r, _JUNCTION]
-    for g in range(len(window)):
-        reach = (window[g] - 1 + size - 1) // size
-        for j in range(done, goal):
-            b = table[row, g * width + j]
-            if b == 0:
-                continue
-            if window[g] > 0 and not (tail - reach <= j < tail or junction - reach <= j < junction):
-                continue
-            _register(blk, reg, b, g * num_keys + keys[offset + j])
-
-
-@jit
-def _find_full(reg, keys, kind, hits, num_keys, offset, limit):  # type: ignore[no-untyped-def]
-    """Return how many blocks from the first are found in every full-attention group."""
-    for j in range(limit):
-        for g in range(len(kind)):
-            if kind[g] == 0:
-                b = reg[g * num_keys + keys[offset + j]]
-                if b == 0:
-                    return j
-                hits[g, j] = b
-    return limit
-
-
-@jit
-def _find_window(reg, keys, kind, hits, num_keys, offset, limit, k, reach):  # type: ignore[no-untyped-def]
-    """Return the blocks that all groups of window kind k can take over, null before the window."""
-    run = 0
-    for g in range(len(kind)):
-        if kind[g] == k:
-            for j in range(limit):
-                hits[g, j] = 0
-    for j in range(limit - 1, -1, -1):
-        found = True
-        for g in range(len(kind)):
-            if kind[g] == k and reg[g * num_keys + keys[offset + j]] == 0:
-                found = False
-                break
-        if not found:
-            run = 0
-            continue
-        for g in range(len(kind)):
-            if kind[g] == k:
-                hits[g, j] = reg[g * num_keys + keys[offset + j]]
-        run += 1
-        if run >= reach:
-            return j + run
-    return run
-
-
-@jit
-def _lookup(settings, req, reg, keys, window, kind, hits, num_keys, r):  # type: ignore[no-untyped-def]
-    """Return the blocks of request r found in the cache; `hits` gets their ids by group.
-
-    `HybridKVCacheCoordinator.find_longest_cache_hit`: kinds shorten the hit in turn, until none
-    does. Where one matched further than all together is kept as a junction.
-    """
-    size = settings[BLOCK_SIZE]
-    offset = req[r, _KEYS]
-    limit = (req[r, _KNOWN] - 1) // size
-    num_kinds = 0
-    for g in range(len(kind)):
-        num_kinds = max(num_kinds, kind[g] + 1)
-    has_full = False
-    for g in range(len(kind)):
-        if kind[g] == 0:
-            has_full = has_full or window[g] == 0
-    if has_full and num_kinds == 1:
-        return _find_full(reg, keys, kind, hits, num_keys, offset, limit)
-    full = -1
-    longest = 0
-    hit = limit
-    while True:
-        current = hit
-        for k in range(num_kinds):
-            if k == 0 and has_full:
-                if full < 0:
-                    full = _find_full(reg, keys, kind, hits, num_keys, offset, current)
-                current = min(current, full)
-            else:
-                reach = 0
-                for g in range(len(kind)):
-                    if kind[g] == k:
-                        reach = (window[g] - 1 + size - 1) // size
-                current = _find_window(reg, keys, kind, hits, num_keys, offset, current, k, reach)
-            longest = max(longest, current)
-        if current >= hit:
-            break
-        hit = current
-        if num_kinds == 1 or (has_full and num_kinds == 2):
-            break
-    if len(kind) > 1:
-        req[r, _JUNCTION] = longest if longest > hit else 0
-    return hit
-
-
-@jit
-def _admission_need(settings, blk, window, hits, hit, tokens, capped):  # type: ignore[no-untyped-def]
-    """Return the free blocks that an admission takes: new ones and hits that nobody holds."""
-    size = settings[BLOCK_SIZE]
-    need = 0
-    for g in range(len(window)):
-        required = (tokens + size - 1) // size
-        skipped = 0
-        if window[g] > 0:
-            skipped = max(hit * size - window[g] + 1, 0) // size
-            if capped != 0:
-                reach = window[g] - 1 + settings[IN_FLIGHT] * settings[TOKEN_BUDGET]
-                reach = min(reach, settings[MAX_MODEL_LEN])
-                required = min(required, (reach + size - 1) // size + 1)
-        need += max(required - max(skipped, hit), 0)
-        for j in range(skipped, hit):
-            b = hits[g, j]
-            if b != 0 and blk[b, _REFS] == 0:
-                need += 1
-    return need
-
-
-@jit
-def _hold_hits(settings, state, req, blk, table, window, hits, hit, r):  # type: ignore[no-untyped-def]
-    """Put the hit blocks into the table of request r (`allocate_new_computed_blocks`)."""
-    width = settings[TABLE_WIDTH]
-    row = req[r, _ROW]
-    for g in range(len(window)):
-        skipped = 0
-        if window[g] > 0:
-            skipped = max(hit * settings[BLOCK_SIZE] - window[g] + 1, 0) // settings[BLOCK_SIZE]
-        for j in range(hit):
-            b = hits[g, j] if j >= skipped else 0
-            table[row, g * width + j] = b
-            if b != 0:
-                if blk[b, _REFS] == 0:
-                    _unlink(blk, b)
-                    state[_FREE] -= 1
-                blk[b, _REFS] += 1
-        req[r, _GROUPS + g] = hit
-    req[r, _SETTLED] = hit
-
-
-# ---- Waiting queue: request_queue.py. First come first served: a ring through `links` with the
-# sentinel last. Priority: a binary heap.
-
-
-@jit
-def _before(req, a, b):  # type: ignore[no-untyped-def]
-    """Return whether request a goes before b under the priority policy."""
-    if req[a, _LEVEL] != req[b, _LEVEL]:
-        return req[a, _LEVEL] < req[b, _LEVEL]
-    if req[a, _ARRIVAL] != req[b, _ARRIVAL]:
-        return req[a, _ARRIVAL] < req[b, _ARRIVAL]
-    return req[a, _NAME] < req[b, _NAME]
-
-
-@jit
-def _sift(req, heap, size, i):  # type: ignore[no-untyped-def]
-    """Restore the heap order after entry i changed."""
-    r = heap[i]
-    while i > 0 and _before(req, r, heap[(i - 1) // 2]):
-        parent = (i - 1) // 2
-        heap[i] = heap[parent]
-        req[heap[i], _HEAP] = i
-        i = parent
-    while True:
-        child = 2 * i + 1
-        if child >= size:
-            break
-        if child + 1 < size and _before(req, heap[child + 1], heap[child]):
-            child += 1
-        if not _before(req, heap[child], r):
-            break
-        heap[i] = heap[child]
-        req[heap[i], _HEAP] = i
-        i = child
-    heap[i] = r
-    req[r, _HEAP] = i
-
-
-@jit
-def _enqueue(settings, state, req, links, heap, r, side):  # type: ignore[no-untyped-def]
-    """Put request r into the waiting queue, in front or at the back."""
-    if settings[PRIORITY] != 0:
-        size = state[_WAITING]
-        heap[size] = r
-        req[r, _HEAP] = size
-        _sift(req, heap, size + 1, size)
-    else:
-        end = len(links) - 1
-        before = end if side == _FRONT else links[end, 1]
-        after = links[before, 0]
-        links[r, 0] = after
-        links[r, 1] = before
-        links[before, 0] = r
-        links[after, 1] = r
-    state[_WAITING] += 1
-
-
-@jit
-def _dequeue(settings, state, req, links, heap, r):  # type: ignore[no-untyped-def]
-    """Take request r out of the waiting queue, wherever it stands."""
-    state[_WAITING] -= 1
-    if settings[PRIORITY] != 0:
-        size = state[_WAITING]
-        i = req[r, _HEAP]
-        last = heap[size]
-        if last != r:
-            heap[i] = last
-            req[last, _HEAP] = i
-            _sift(req, heap, size, i)
-    else:
-        after = links[r, 0]
-        before = links[r, 1]
-        links[before, 0] = after
-        links[after, 1] = before
-
-
-@jit
-def _head(settings, links, heap):  # type: ignore[no-untyped-def]
-    """Return the request that is tried first."""
-    if settings[PRIORITY] != 0:
-        return heap[0]
-    return links[len(links) - 1, 0]
-
-
-# ---- Requests still to come: a heap by (arrival, order of the list).
-
-
-@jit
-def _expect(due_at, due, size, at, r):  # type: ignore[no-untyped-def]
-    """Add request r, arriving at `at`, to the heap of `size` entries."""
-    i = size
-    while i > 0:
-        parent = (i - 1) // 2
-        if due_at[parent] < at or (due_at[parent] == at and due[parent] < r):
-            break
-        due_at[i] = due_at[parent]
-        due[i] = due[parent]
-        i = parent
-    due_at[i] = at
-    due[i] = r
-
-
-@jit
-def _pop_expected(due_at, due, size):  # type: ignore[no-untyped-def]
-    """Remove the first of the heap of `size` entries."""
-    at = due_at[size - 1]
-    r = due[size - 1]
-    size -= 1
-    i = 0
-    while True:
-        child = 2 * i + 1
-        if child >= size:
-            break
-        if child + 1 < size and (
-            due_at[child + 1] < due_at[child]
-            or (due_at[child + 1] == due_at[child] and due[child + 1] < due[child])
-        ):
-            child += 1
-        if at < due_at[child] or (at == due_at[child] and r < due[child]):
-            break
-        due_at[i] = due_at[child]
-        due[i] = due[child]
-        i = child
-    due_at[i] = at
-    due[i] = r
-
-
-@jit
-def _grown(log, need):  # type: ignore[no-untyped-def]
+def grown(log, need):  # type: ignore[no-untyped-def]
     """Return the log with room for `need` numbers."""
     size = len(log)
     while size < need:
@@ -579,17 +174,17 @@ def _grown(log, need):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _victim_of(settings, state, req, running):  # type: ignore[no-untyped-def]
+def victim_of(settings, state, req, running):  # type: ignore[no-untyped-def]
     """Return the position in the running list of the request to preempt."""
-    last = state[_RUNNING] - 1
+    last = state[S_RUNNING] - 1
     if settings[PRIORITY] == 0:
         return last
     worst = 0
     for i in range(1, last + 1):
         a = running[i]
         b = running[worst]
-        if req[a, _LEVEL] > req[b, _LEVEL] or (
-            req[a, _LEVEL] == req[b, _LEVEL] and req[a, _ARRIVAL] > req[b, _ARRIVAL]
+        if req[a, R_LEVEL] > req[b, R_LEVEL] or (
+            req[a, R_LEVEL] == req[b, R_LEVEL] and req[a, R_ARRIVAL] > req[b, R_ARRIVAL]
         ):
             worst = i
     return worst
@@ -612,8 +207,11 @@ def replay(  # type: ignore[no-untyped-def]
     key_start,
     keys,
     num_keys,
+    clock,
+    bucket,
+    quota,
 ):
-    """Replay one engine over its requests.
+    """Replay one engine over its requests, every request visited in every step.
 
     Args:
         settings: (NUM_SETTINGS,) int64.
@@ -632,10 +230,15 @@ def replay(  # type: ignore[no-untyped-def]
         key_start: (n,) int64 offset of a request's block keys.
         keys: int32 block keys, 0 .. num_keys - 1.
         num_keys: how many keys there are.
+        bucket: (n,) int64 class of each request; read where there are quotas.
+        quota: (k,) int64 tokens of running requests that a class may have while others wait; empty:
+            no quotas.
+        clock: `clock.Clock`; read with CLOCK_TABLE only, but for the edges of the gaps.
 
     Returns:
         results (n, NUM_RESULTS) int64; counters (NUM_COUNTERS,) int64; log int64, the recorded
-        turns; left int64, the number of requests left waiting, these in order, those left running.
+        turns or steps; left int64, the number of requests left waiting, these in order, those left
+        running; component_s (5,) float64; gaps (GAP_BINS,) int64; samples (k, 4) int64.
     """
     n = len(arrival)
     num_groups = len(window)
@@ -652,8 +255,16 @@ def replay(  # type: ignore[no-untyped-def]
     lookahead = settings[LOOKAHEAD]
     interval = settings[PREFILL_INTERVAL]
     depth = settings[IN_FLIGHT]
-    timed = settings[TIMED] != 0
+    timed = settings[CLOCK] != CLOCK_STEPS
+    table_clock = settings[CLOCK] == CLOCK_TABLE
+    roofline = settings[ROOFLINE] != 0
+    full_reservation = settings[FULL_RESERVATION] != 0
+    users = settings[USERS]
+    max_wait = settings[MAX_WAIT_NS]
     record = settings[RECORD]
+    record_steps = record == RECORD_STEPS
+    if record_steps:
+        record = RECORD_NOTHING
     width = settings[TABLE_WIDTH]
     throttled = is_async and stages > 1
     late_settling = caching and (is_async or num_drafts > 0)
@@ -663,32 +274,36 @@ def replay(  # type: ignore[no-untyped-def]
 
     results = np.full((n, NUM_RESULTS), -1, np.int64)
     counters = np.zeros(NUM_COUNTERS, np.int64)
-    state = np.zeros(_NUM_STATE, np.int64)
-    req = np.zeros((n, _GROUPS + num_groups), np.int64)
+    state = np.zeros(S_NUM_STATE, np.int64)
+    req = np.zeros((n, R_GROUPS + num_groups), np.int64)
     due_at = np.zeros(n + 1, np.int64)
     due = np.zeros(n + 1, np.int64)
     num_due = 0
     for r in range(n):
-        req[r, _KNOWN] = prompt[r]
-        req[r, _PROMPT] = prompt[r]
-        req[r, _TOTAL] = min(prompt[r] + output[r], max_model_len)
-        req[r, _ROW] = -1
-        req[r, _KEYS] = key_start[r]
-        req[r, _LEVEL] = level[r]
-        req[r, _NAME] = name_rank[r]
-        results[r, OUT] = 0
+        req[r, R_KNOWN] = prompt[r]
+        req[r, R_PROMPT] = prompt[r]
+        req[r, R_TOTAL] = min(prompt[r] + output[r], max_model_len)
+        req[r, R_ROW] = -1
+        req[r, R_KEYS] = key_start[r]
+        req[r, R_LEVEL] = level[r]
+        req[r, R_NAME] = name_rank[r]
         results[r, PREEMPTIONS] = 0
-        if arrival[r] >= 0:
-            _expect(due_at, due, num_due, arrival[r], r)
+        req[r, R_LAST_NS] = -1
+        if users > 0:
+            if r < users:
+                expect(due_at, due, num_due, 0, r)
+                num_due += 1
+        elif arrival[r] >= 0:
+            expect(due_at, due, num_due, arrival[r], r)
             num_due += 1
 
     num_blocks = settings[NUM_BLOCKS]
     blk = np.zeros((num_blocks, 6), np.int32)
     for b in range(num_blocks):
-        blk[b, _NEXT] = b + 1 if b + 1 < num_blocks else 0
-        blk[b, _PREV] = b - 1 if b > 0 else num_blocks - 1
-        blk[b, _KEY] = -1
-    state[_FREE] = num_blocks - 1
+        blk[b, K_NEXT] = b + 1 if b + 1 < num_blocks else 0
+        blk[b, K_PREV] = b - 1 if b > 0 else num_blocks - 1
+        blk[b, K_KEY] = -1
+    state[S_FREE] = num_blocks - 1
     reg = np.zeros(max(num_keys * num_groups, 1), np.int32)
     hits = np.zeros((num_groups, width + 1), np.int32)
     rows = min(limit, n)
@@ -702,22 +317,50 @@ def replay(  # type: ignore[no-untyped-def]
     links[n, 1] = n
     heap = np.zeros(n + 1, np.int64)
     stale = np.zeros(n + 1, np.int64)
+    used = np.zeros(len(quota), np.int64)
     victims = np.zeros(limit + 1, np.int64)
     admitted = np.zeros((limit + 1, 3), np.int64)
 
-    batch = np.zeros((depth, limit + 1, 5), np.int64)
+    batch = np.zeros((depth, limit + 1, B_NUM_COLUMNS), np.int64)
     batch_count = np.zeros(depth, np.int64)
     batch_step = np.zeros(depth, np.int64)
     batch_end = np.zeros(depth, np.int64)
     oldest = 0
     in_flight = 0
     busy = 0  # batches in flight that are not empty
-    device_free = np.int64(0)
+    stage_free = np.zeros(stages if table_clock else 1, np.int64)
+    component_s = np.zeros(5, np.float64)
+    gaps = np.zeros(GAP_BINS, np.int64)
+    token_s = clock.token_s
+    decode_token_s = clock.decode_token_s
+    head_s = clock.head_s
+    grid = clock.context
+    grid_first = grid[0]
+    grid_top = len(grid) - 2
+    decode_s = clock.decode_s
+    decode_slope = clock.decode_slope
+    prompt_s = clock.prompt_s
+    sweep_s = clock.sweep_s
+    bins = clock.gap_edges
+    prefill_floor = clock.scalars[PREFILL_FLOOR]
+    host_decode = clock.scalars[HOST_DECODE]
+    host_mixed = clock.scalars[HOST_MIXED]
+    transfer_s = clock.scalars[STAGE_TRANSFER]
+    kv_read = clock.scalars[KV_READ]
+    kv_write = clock.scalars[KV_WRITE]
+    linear_s = clock.scalars[LINEAR]
+    pair_s = clock.scalars[PAIR]
+    segment = 0  # of the grid of contexts
+    near = 0
+    samples = np.zeros((SAMPLES, NUM_SAMPLE_COLUMNS), np.int64)
+    num_samples = 0
+    sample_every = 1
+    next_unsent = users
 
-    log = np.zeros(1024 if record > 0 else 1, np.int64)
+    log = np.zeros(1024 if record > 0 or record_steps else 1, np.int64)
     pos = 0
     turn_room = 64 + 2 * n + 16 * limit
-    if record == 2:
+    if record == RECORD_TABLES:
         turn_room += rows * num_groups * (width + 1) + n + num_blocks
 
     unfinished = 0
@@ -732,32 +375,32 @@ def replay(  # type: ignore[no-untyped-def]
 
     while True:
         # ---- Requests that are due.
-        clock = now if timed else step
+        time = now if timed else step
         added = 0
         rejected = 0
         turn = pos
         if record > 0:
             if pos + turn_room > len(log):
-                log = _grown(log, pos + turn_room)
+                log = grown(log, pos + turn_room)
             log[turn] = 0
             log[turn + 1] = step
             log[turn + 2] = now
             pos = turn + 4
-        while num_due > 0 and due_at[0] <= clock:
+        while num_due > 0 and due_at[0] <= time:
             r = due[0]
             at = due_at[0]
-            _pop_expected(due_at, due, num_due)
+            pop_expected(due_at, due, num_due)
             num_due -= 1
-            req[r, _ARRIVAL] = at
+            req[r, R_ARRIVAL] = at
             results[r, ARRIVAL] = at
             results[r, ADDED_STEP] = step
             refused = prompt[r] < 1 or prompt[r] >= max_model_len
             if refused:
                 results[r, REJECTED] = 1
-                req[r, _STATE] = _FINISHED
+                req[r, R_STATE] = IS_FINISHED
                 rejected += 1
             else:
-                _enqueue(settings, state, req, links, heap, r, _BACK)
+                enqueue(settings, state, req, links, heap, r, BACK)
                 unfinished += 1
                 added += 1
             if record > 0:
@@ -781,6 +424,12 @@ def replay(  # type: ignore[no-untyped-def]
                 step = max(step, due_at[0])
             continue
 
+        if max_wait > 0 and state[S_WAITING] > 0:
+            r = head(settings, links, heap)
+            if req[r, R_STATE] == IS_NEW and now - req[r, R_ARRIVAL] > max_wait:
+                counters[STATUS] = STATUS_OVERLOADED
+                break
+
         called = to_tell
         count = 0
         num_victims = 0
@@ -791,7 +440,7 @@ def replay(  # type: ignore[no-untyped-def]
             entries = batch[slot]
             budget = token_budget
             threshold = settings[THRESHOLD]
-            present = state[_RUNNING] + state[_WAITING]
+            present = state[S_RUNNING] + state[S_WAITING]
             if threshold > 0:
                 if present <= 1:
                     threshold = 0
@@ -799,30 +448,30 @@ def replay(  # type: ignore[no-untyped-def]
                     threshold = max(threshold, token_budget // present)
             holding = False
             if interval > 1 and not saturated and filled_calls + 1 - last_prefill < interval:
-                for i in range(state[_RUNNING]):
-                    if req[running[i], _MID_PREFILL] == 0:
+                for i in range(state[S_RUNNING]):
+                    if req[running[i], R_MID_PREFILL] == 0:
                         holding = True
                         break
             carries_prefill = False
             num_admitted = 0
 
             i = 0
-            while i < state[_RUNNING] and budget > 0:
+            while i < state[S_RUNNING] and budget > 0:
                 r = running[i]
-                computed = req[r, _COMPUTED]
-                pending = req[r, _PENDING]
+                computed = req[r, R_COMPUTED]
+                pending = req[r, R_PENDING]
                 if is_async:
-                    if pending > 0 and computed + 2 - pending >= req[r, _TOTAL]:
+                    if pending > 0 and computed + 2 - pending >= req[r, R_TOTAL]:
                         i += 1
                         continue
-                    if throttled and req[r, _NEXT_CALL] > call:
+                    if throttled and req[r, R_NEXT_CALL] > call:
                         i += 1
                         continue
-                mid_prefill = req[r, _MID_PREFILL] != 0
+                mid_prefill = req[r, R_MID_PREFILL] != 0
                 if holding and mid_prefill:
                     i += 1
                     continue
-                want = req[r, _KNOWN] + req[r, _DRAFTS] + pending - computed
+                want = req[r, R_KNOWN] + req[r, R_DRAFTS] + pending - computed
                 if 0 < threshold < want:
                     want = threshold
                 want = min(want, budget, max_model_len - computed - 1)
@@ -831,42 +480,44 @@ def replay(  # type: ignore[no-untyped-def]
                     continue
                 tokens = min(computed + want + lookahead, max_model_len)
                 if windowed:
-                    _drop_skipped(
-                        settings, state, req, blk, table, window, r, computed - req[r, _IN_FLIGHT]
+                    drop_skipped(
+                        settings, state, req, blk, table, window, r, computed - req[r, R_IN_FLIGHT]
                     )
                 fits = True
-                if num_groups > 1 or tokens > req[r, _GROUPS] * size:
+                if num_groups > 1 or tokens > req[r, R_GROUPS] * size:
                     goal = (tokens + size - 1) // size
                     while True:
                         need = 0
                         for g in range(num_groups):
-                            need += max(goal - req[r, _GROUPS + g], 0)
-                        if need <= state[_FREE]:
+                            need += max(goal - req[r, R_GROUPS + g], 0)
+                        if need <= state[S_FREE]:
                             break
-                        p = _victim_of(settings, state, req, running)
+                        p = victim_of(settings, state, req, running)
                         victim = running[p]
-                        for j in range(p, state[_RUNNING] - 1):
+                        for j in range(p, state[S_RUNNING] - 1):
                             running[j] = running[j + 1]
-                        state[_RUNNING] -= 1
+                        state[S_RUNNING] -= 1
                         if p < i:
                             i -= 1
                         if by_priority:
                             for j in range(count):
-                                if entries[j, _B_REQUEST] == victim:
-                                    budget += entries[j, _B_TOKENS]
+                                if entries[j, B_REQUEST] == victim:
+                                    budget += entries[j, B_TOKENS]
                                     for k in range(j, count - 1):
                                         entries[k] = entries[k + 1]
                                     count -= 1
                                     break
-                        _release(settings, state, req, blk, table, num_groups, victim)
-                        free_rows[num_free_rows] = req[victim, _ROW]
+                        release(settings, state, req, blk, table, num_groups, victim)
+                        free_rows[num_free_rows] = req[victim, R_ROW]
                         num_free_rows += 1
-                        req[victim, _ROW] = -1
-                        req[victim, _COMPUTED] = 0
-                        req[victim, _PENDING] = 0
-                        req[victim, _DRAFTS] = 0
-                        req[victim, _STATE] = _PREEMPTED
-                        _enqueue(settings, state, req, links, heap, victim, _FRONT)
+                        req[victim, R_ROW] = -1
+                        req[victim, R_COMPUTED] = 0
+                        req[victim, R_PENDING] = 0
+                        req[victim, R_DRAFTS] = 0
+                        req[victim, R_STATE] = IS_PREEMPTED
+                        if len(quota) > 0:
+                            used[bucket[victim]] -= prompt[victim] + output[victim]
+                        enqueue(settings, state, req, links, heap, victim, FRONT)
                         victims[num_victims] = victim
                         num_victims += 1
                         if victim == r:
@@ -874,21 +525,22 @@ def replay(  # type: ignore[no-untyped-def]
                             break
                     if not fits:
                         continue
-                    _extend(settings, state, req, blk, reg, table, num_groups, r, tokens)
-                if caching and _can_settle(settings, req, r, computed + want):
-                    _settle(
+                    extend(settings, state, req, blk, reg, table, num_groups, r, tokens)
+                if caching and can_settle(settings, req, r, computed + want):
+                    settle(
                         settings, req, blk, reg, table, keys, window, num_keys, r,
                         computed + want,
                     )  # fmt: skip
                 drafts = 0
-                if req[r, _DRAFTS] > 0:
-                    drafts = want + computed - req[r, _KNOWN] - pending
-                    drafts = min(max(drafts, 0), req[r, _DRAFTS])
-                    req[r, _DRAFTS] = 0
-                entries[count, _B_REQUEST] = r
-                entries[count, _B_TOKENS] = want
-                entries[count, _B_DRAFTS] = drafts
-                entries[count, _B_PADDED] = 0
+                if req[r, R_DRAFTS] > 0:
+                    drafts = want + computed - req[r, R_KNOWN] - pending
+                    drafts = min(max(drafts, 0), req[r, R_DRAFTS])
+                    req[r, R_DRAFTS] = 0
+                entries[count, B_REQUEST] = r
+                entries[count, B_TOKENS] = want
+                entries[count, B_DRAFTS] = drafts
+                entries[count, B_PADDED] = 0
+                entries[count, B_IS_DECODE] = not mid_prefill
                 count += 1
                 budget -= want
                 carries_prefill = carries_prefill or mid_prefill
@@ -898,19 +550,34 @@ def replay(  # type: ignore[no-untyped-def]
             if num_victims == 0:
                 from_running = count
                 prefill_running = carries_prefill
-                while state[_WAITING] > 0 and budget > 0 and state[_RUNNING] < limit:
-                    r = _head(settings, links, heap)
-                    if req[r, _IN_FLIGHT] > 0:
-                        _dequeue(settings, state, req, links, heap, r)
-                        state[_NUM_DEFERRED] += 1 - req[r, _DEFERRED]
-                        req[r, _DEFERRED] = 1
+                within_quota = len(quota) > 0
+                while budget > 0 and state[S_RUNNING] < limit:
+                    if state[S_WAITING] == 0:
+                        if not within_quota or num_stale == 0:
+                            break
+                        # What no bucket used of its quota goes to whoever waits.
+                        within_quota = False
+                        for j in range(num_stale - 1, -1, -1):
+                            enqueue(settings, state, req, links, heap, stale[j], FRONT)
+                        num_stale = 0
+                        continue
+                    r = head(settings, links, heap)
+                    if within_quota and used[bucket[r]] + prompt[r] + output[r] > quota[bucket[r]]:
+                        dequeue(settings, state, req, links, heap, r)
                         stale[num_stale] = r
                         num_stale += 1
                         continue
-                    known = req[r, _KNOWN]
+                    if req[r, R_IN_FLIGHT] > 0:
+                        dequeue(settings, state, req, links, heap, r)
+                        state[S_NUM_DEFERRED] += 1 - req[r, R_DEFERRED]
+                        req[r, R_DEFERRED] = 1
+                        stale[num_stale] = r
+                        num_stale += 1
+                        continue
+                    known = req[r, R_KNOWN]
                     hit = 0
                     if caching:
-                        hit = _lookup(settings, req, reg, keys, window, kind, hits, num_keys, r)
+                        hit = lookup(settings, req, reg, keys, window, kind, hits, num_keys, r)
                     found = hit * size
                     want = known - found
                     if holding and want > 1:
@@ -934,52 +601,58 @@ def replay(  # type: ignore[no-untyped-def]
                         if not chunked and want > budget:
                             break
                         want = min(want, budget)
-                    reserve = settings[WATERMARK_BLOCKS] if state[_RUNNING] > 0 else 0
+                    reserve = settings[WATERMARK_BLOCKS] if state[S_RUNNING] > 0 else 0
+                    if full_reservation:
+                        tokens = req[r, R_TOTAL]
+                    else:
+                        tokens = min(found + want + lookahead, max_model_len)
                     if settings[RESERVE_FULL_ISL] != 0:
-                        need = _admission_need(
+                        need = admission_need(
                             settings, blk, window, hits, hit, min(known, max_model_len), 1
                         )
-                        if need + reserve > state[_FREE]:
+                        if need + reserve > state[S_FREE]:
                             break
-                    tokens = min(found + want + lookahead, max_model_len)
-                    need = _admission_need(settings, blk, window, hits, hit, tokens, 0)
-                    if need + reserve > state[_FREE]:
+                    need = admission_need(settings, blk, window, hits, hit, tokens, 0)
+                    if need + reserve > state[S_FREE]:
                         break
-                    _dequeue(settings, state, req, links, heap, r)
-                    state[_NUM_DEFERRED] -= req[r, _DEFERRED]
-                    req[r, _DEFERRED] = 0
+                    dequeue(settings, state, req, links, heap, r)
+                    state[S_NUM_DEFERRED] -= req[r, R_DEFERRED]
+                    req[r, R_DEFERRED] = 0
                     num_free_rows -= 1
-                    req[r, _ROW] = free_rows[num_free_rows]
+                    req[r, R_ROW] = free_rows[num_free_rows]
                     if hit > 0:
-                        _hold_hits(settings, state, req, blk, table, window, hits, hit, r)
-                    _extend(settings, state, req, blk, reg, table, num_groups, r, tokens)
-                    req[r, _COMPUTED] = found
-                    if caching and _can_settle(settings, req, r, found + want):
-                        _settle(
+                        hold_hits(settings, state, req, blk, table, window, hits, hit, r)
+                    extend(settings, state, req, blk, reg, table, num_groups, r, tokens)
+                    req[r, R_COMPUTED] = found
+                    if caching and can_settle(settings, req, r, found + want):
+                        settle(
                             settings, req, blk, reg, table, keys, window, num_keys, r,
                             found + want,
                         )  # fmt: skip
-                    running[state[_RUNNING]] = r
-                    state[_RUNNING] += 1
+                    if len(quota) > 0:
+                        used[bucket[r]] += prompt[r] + output[r]
+                    running[state[S_RUNNING]] = r
+                    state[S_RUNNING] += 1
                     admitted[num_admitted, 0] = r
                     admitted[num_admitted, 1] = found
-                    admitted[num_admitted, 2] = req[r, _STATE] == _PREEMPTED
+                    admitted[num_admitted, 2] = req[r, R_STATE] == IS_PREEMPTED
                     num_admitted += 1
-                    req[r, _STATE] = _IS_RUNNING
+                    req[r, R_STATE] = IS_RUNNING
                     if results[r, FIRST_STEP] < 0:
                         results[r, FIRST_STEP] = step
                         results[r, CACHED] = found
-                    entries[count, _B_REQUEST] = r
-                    entries[count, _B_TOKENS] = want
-                    entries[count, _B_DRAFTS] = drafts
-                    entries[count, _B_PADDED] = drafts > 0
+                    entries[count, B_REQUEST] = r
+                    entries[count, B_TOKENS] = want
+                    entries[count, B_DRAFTS] = drafts
+                    entries[count, B_PADDED] = drafts > 0
+                    entries[count, B_IS_DECODE] = 0
                     count += 1
                     budget -= want
                     carries_prefill = carries_prefill or found < known - 1
                 for j in range(num_stale - 1, -1, -1):
-                    _enqueue(settings, state, req, links, heap, stale[j], _FRONT)
+                    enqueue(settings, state, req, links, heap, stale[j], FRONT)
                 if not holding:
-                    saturated = state[_WAITING] > state[_NUM_DEFERRED]
+                    saturated = state[S_WAITING] > state[S_NUM_DEFERRED]
             if count > 0:
                 filled_calls += 1
             if carries_prefill:
@@ -987,43 +660,136 @@ def replay(  # type: ignore[no-untyped-def]
 
             # ---- Scheduler._update_after_schedule
             context = np.int64(0)
+            decodes = 0
+            decode_tokens = np.int64(0)
+            decode_context = np.int64(0)
+            prefills = 0
+            prefill_past = np.int64(0)
+            prefill_pairs = 0.0
+            prefill_s = 0.0
+            yields = 0
+            ready = np.int64(0)
             for j in range(count):
-                r = entries[j, _B_REQUEST]
-                want = entries[j, _B_TOKENS]
-                computed = req[r, _COMPUTED] + want
-                req[r, _COMPUTED] = computed
-                req[r, _IN_FLIGHT] += want
+                r = entries[j, B_REQUEST]
+                want = entries[j, B_TOKENS]
+                computed = req[r, R_COMPUTED] + want
+                req[r, R_COMPUTED] = computed
+                req[r, R_IN_FLIGHT] += want
                 context += computed
-                if computed < req[r, _KNOWN] + req[r, _PENDING]:
-                    req[r, _MID_PREFILL] = 1
-                    entries[j, _B_YIELDS] = 0
+                if entries[j, B_IS_DECODE] != 0:
+                    decodes += 1
+                    decode_tokens += want
+                    decode_context += computed
+                    ready = max(ready, req[r, R_READY_NS])
                 else:
-                    req[r, _MID_PREFILL] = 0
-                    entries[j, _B_YIELDS] = 1
+                    prefills += 1
+                    prefill_past += computed - want
+                    prefill_pairs += want * (computed - want + (want + 1) / 2)
+                    if table_clock and not roofline:
+                        prefill_s += prompt_s[computed] - prompt_s[computed - want]
+                if computed < req[r, R_KNOWN] + req[r, R_PENDING]:
+                    req[r, R_MID_PREFILL] = 1
+                    entries[j, B_YIELDS] = 0
+                else:
+                    req[r, R_MID_PREFILL] = 0
+                    entries[j, B_YIELDS] = 1
+                    yields += 1
                     if is_async:
-                        req[r, _PENDING] += 1 + entries[j, _B_DRAFTS]
-                        req[r, _DRAFTS] = num_drafts
-                        req[r, _NEXT_CALL] = call + stages
+                        req[r, R_PENDING] += 1 + entries[j, B_DRAFTS]
+                        req[r, R_DRAFTS] = num_drafts
+                        req[r, R_NEXT_CALL] = call + stages
 
             call += 1
             counters[STEPS] += 1
             counters[REQUEST_STEPS] += count
             counters[TOKENS] += token_budget - budget
             counters[PREEMPTED] += num_victims
-            counters[PEAK_BLOCKS] = max(counters[PEAK_BLOCKS], num_blocks - 1 - state[_FREE])
+            counters[PEAK_BLOCKS] = max(counters[PEAK_BLOCKS], num_blocks - 1 - state[S_FREE])
             for j in range(num_victims):
                 results[victims[j], PREEMPTIONS] += 1
 
-            start = max(now, device_free)
+            start = max(now, stage_free[0])
+            if throttled and table_clock:
+                # The next token of a request needs its last one, back from the last stage.
+                start = max(start, ready)
             end = start
             if count > 0:
-                end += (
-                    settings[STEP_BASE_NS]
-                    + settings[STEP_TOKEN_NS] * (token_budget - budget)
-                    + settings[STEP_CONTEXT_NS] * context
-                )
                 busy += 1
-            device_free = end
+                counters[FILLED_STEPS] += 1
+                counters[PEAK_BATCH] = max(counters[PEAK_BATCH], count)
+                counters[PEAK_TOKENS] = max(counters[PEAK_TOKENS], token_budget - budget)
+                if table_clock:
+                    prefill_tokens = token_budget - budget - decode_tokens
+                    if prefill_tokens > 0:
+                        tokens_part = token_s[prefill_tokens + decodes]
+                        prefill_part = prefill_s + prefill_floor
+                        host_part = host_mixed
+                    else:
+                        tokens_part = decode_token_s[decodes]
+                        prefill_part = 0.0
+                        host_part = host_decode
+                    head_part = head_s[yields]
+                    decode_part = 0.0
+                    if roofline:
+                        tokens = prefill_tokens + decodes
+                        tokens_part += roofline_s(
+                            sweep_s[tokens], tokens, decode_context + prefill_past,
+                            decode_context + prefill_pairs, kv_read, kv_write, linear_s, pair_s,
+                        )  # fmt: skip
+                    elif decodes > 0:
+                        x = max(decode_context * (1.0 / decodes), grid_first)
+                        while segment < grid_top and grid[segment + 1] <= x:
+                            segment += 1
+                        while segment > 0 and grid[segment] > x:
+                            segment -= 1
+                        decode_part = (
+                            decode_s[decodes, segment]
+                            + (x - grid[segment]) * decode_slope[decodes, segment]
+                        )
+                    component_s[0] += tokens_part
+                    component_s[1] += head_part
+                    component_s[2] += decode_part
+                    component_s[3] += prefill_part
+                    component_s[4] += host_part
+                    seconds = tokens_part + head_part + decode_part + prefill_part + host_part
+                    if stages == 1:
+                        end = start + whole_ns(seconds)
+                        stage_free[0] = end
+                    else:
+                        end = batch_end_ns(stage_free, start, seconds, transfer_s)
+                else:
+                    end += (
+                        settings[STEP_BASE_NS]
+                        + settings[STEP_TOKEN_NS] * (token_budget - budget)
+                        + settings[STEP_CONTEXT_NS] * context
+                    )
+                    stage_free[0] = end
+                if throttled:
+                    for j in range(count):
+                        if entries[j, B_YIELDS] != 0:
+                            req[entries[j, B_REQUEST], R_READY_NS] = end
+                for j in range(num_admitted):
+                    r = admitted[j, 0]
+                    if results[r, SCHEDULED_NS] < 0:
+                        results[r, SCHEDULED_NS] = start
+                if record_steps:
+                    if pos + NUM_STEP_COLUMNS > len(log):
+                        log = grown(log, pos + NUM_STEP_COLUMNS)
+                    log[pos + STEP_CALL_NS] = now
+                    log[pos + STEP_START_NS] = start
+                    log[pos + STEP_END_NS] = end
+                    log[pos + STEP_PREFILLS] = prefills
+                    log[pos + STEP_PREFILL_TOKENS] = token_budget - budget - decode_tokens
+                    log[pos + STEP_PREFILL_CONTEXT] = prefill_past
+                    log[pos + STEP_DECODES] = decodes
+                    log[pos + STEP_DECODE_TOKENS] = decode_tokens
+                    log[pos + STEP_DECODE_CONTEXT] = decode_context
+                    log[pos + STEP_ADMITTED] = num_admitted
+                    log[pos + STEP_PREEMPTED] = num_victims
+                    log[pos + STEP_RUNNING] = state[S_RUNNING]
+                    log[pos + STEP_WAITING] = state[S_WAITING]
+                    log[pos + STEP_USED_BLOCKS] = num_blocks - 1 - state[S_FREE]
+                    pos += NUM_STEP_COLUMNS
             batch_count[slot] = count
             batch_step[slot] = step
             batch_end[slot] = end
@@ -1034,9 +800,9 @@ def replay(  # type: ignore[no-untyped-def]
                 log[pos] = count
                 pos += 1
                 for j in range(count):
-                    log[pos] = entries[j, _B_REQUEST]
-                    log[pos + 1] = entries[j, _B_TOKENS]
-                    log[pos + 2] = entries[j, _B_DRAFTS]
+                    log[pos] = entries[j, B_REQUEST]
+                    log[pos + 1] = entries[j, B_TOKENS]
+                    log[pos + 2] = entries[j, B_DRAFTS]
                     pos += 3
                 log[pos] = num_admitted
                 pos += 1
@@ -1050,36 +816,36 @@ def replay(  # type: ignore[no-untyped-def]
                 for j in range(num_victims):
                     log[pos] = victims[j]
                     pos += 1
-                log[pos] = state[_FREE]
+                log[pos] = state[S_FREE]
                 log[pos + 1] = start
                 log[pos + 2] = end
                 pos += 3
-                if record == 2:
+                if record == RECORD_TABLES:
                     for j in range(count):
-                        r = entries[j, _B_REQUEST]
+                        r = entries[j, B_REQUEST]
                         for g in range(num_groups):
-                            held = req[r, _GROUPS + g]
+                            held = req[r, R_GROUPS + g]
                             log[pos] = held
                             pos += 1
                             for k in range(held):
-                                log[pos] = table[req[r, _ROW], g * width + k]
+                                log[pos] = table[req[r, R_ROW], g * width + k]
                                 pos += 1
-                    log[pos] = state[_RUNNING]
+                    log[pos] = state[S_RUNNING]
                     pos += 1
-                    for j in range(state[_RUNNING]):
+                    for j in range(state[S_RUNNING]):
                         log[pos] = running[j]
-                        log[pos + 1] = req[running[j], _COMPUTED]
+                        log[pos + 1] = req[running[j], R_COMPUTED]
                         pos += 2
-                    log[pos] = state[_WAITING]
+                    log[pos] = state[S_WAITING]
                     pos += 1
                     # A heap is emptied into its order and filled again.
-                    total = state[_WAITING]
+                    total = state[S_WAITING]
                     for j in range(total):
-                        r = _head(settings, links, heap)
-                        _dequeue(settings, state, req, links, heap, r)
+                        r = head(settings, links, heap)
+                        dequeue(settings, state, req, links, heap, r)
                         log[pos + j] = r
                     for j in range(total):
-                        _enqueue(settings, state, req, links, heap, log[pos + j], _BACK)
+                        enqueue(settings, state, req, links, heap, log[pos + j], BACK)
                     pos += total
 
         ended = 0
@@ -1100,60 +866,73 @@ def replay(  # type: ignore[no-untyped-def]
             if read > 0:
                 busy -= 1
             for j in range(read):
-                r = entries[j, _B_REQUEST]
-                drafts = entries[j, _B_DRAFTS]
-                yields = entries[j, _B_YIELDS] != 0
+                r = entries[j, B_REQUEST]
+                drafts = entries[j, B_DRAFTS]
+                yields = entries[j, B_YIELDS] != 0
                 accepted = np.int64(-1)
                 finishes = 0
-                if req[r, _STATE] != _FINISHED:
-                    req[r, _IN_FLIGHT] -= entries[j, _B_TOKENS]
+                if req[r, R_STATE] != IS_FINISHED:
+                    req[r, R_IN_FLIGHT] -= entries[j, B_TOKENS]
                     if yields:
                         # What was in flight at a preemption still brings its tokens.
-                        is_running = req[r, _STATE] == _IS_RUNNING
+                        is_running = req[r, R_STATE] == IS_RUNNING
                         got = np.int64(1)
-                        if drafts > 0 and entries[j, _B_PADDED] == 0:
-                            accepted = min(accept[req[r, _CHECKS] % len(accept)], drafts)
-                            req[r, _CHECKS] += 1
+                        if drafts > 0 and entries[j, B_PADDED] == 0:
+                            accepted = min(accept[req[r, R_CHECKS] % len(accept)], drafts)
+                            req[r, R_CHECKS] += 1
                             got += accepted
-                        kept = min(got, req[r, _TOTAL] - req[r, _KNOWN])
-                        req[r, _KNOWN] += kept
-                        results[r, OUT] += kept
+                        kept = min(got, req[r, R_TOTAL] - req[r, R_KNOWN])
+                        req[r, R_KNOWN] += kept
                         last_progress = call
-                        if results[r, FIRST_TOKEN_STEP] < 0:
+                        if req[r, R_LAST_NS] < 0:
                             results[r, FIRST_TOKEN_STEP] = made_in
                             results[r, FIRST_TOKEN_NS] = now
+                        else:
+                            gap = now - req[r, R_LAST_NS]
+                            if not bins[near] <= gap < bins[near + 1]:
+                                near = gap_bin(bins, gap)
+                            gaps[near] += 1
+                            # Tokens that were verified together come together.
+                            gaps[0] += kept - 1
+                        req[r, R_LAST_NS] = now
                         if is_running:
                             # All but `kept` of the 1 + drafts tokens are taken back.
-                            req[r, _COMPUTED] -= 1 + drafts - kept
+                            req[r, R_COMPUTED] -= 1 + drafts - kept
                             if is_async:
-                                req[r, _PENDING] -= 1 + drafts
-                            done = req[r, _COMPUTED] - req[r, _IN_FLIGHT]
-                            if late_settling and _can_settle(settings, req, r, done):
-                                _settle(
+                                req[r, R_PENDING] -= 1 + drafts
+                            done = req[r, R_COMPUTED] - req[r, R_IN_FLIGHT]
+                            if late_settling and can_settle(settings, req, r, done):
+                                settle(
                                     settings, req, blk, reg, table, keys, window, num_keys, r, done
                                 )
-                        if req[r, _KNOWN] >= req[r, _TOTAL]:
+                        if req[r, R_KNOWN] >= req[r, R_TOTAL]:
                             finishes = 1
                             ended += 1
                             if is_running:
-                                _release(settings, state, req, blk, table, num_groups, r)
-                                free_rows[num_free_rows] = req[r, _ROW]
+                                if len(quota) > 0:
+                                    used[bucket[r]] -= prompt[r] + output[r]
+                                release(settings, state, req, blk, table, num_groups, r)
+                                free_rows[num_free_rows] = req[r, R_ROW]
                                 num_free_rows += 1
-                                req[r, _ROW] = -1
+                                req[r, R_ROW] = -1
                             else:
-                                _dequeue(settings, state, req, links, heap, r)
-                                state[_NUM_DEFERRED] -= req[r, _DEFERRED]
-                            req[r, _STATE] = _FINISHED
+                                dequeue(settings, state, req, links, heap, r)
+                                state[S_NUM_DEFERRED] -= req[r, R_DEFERRED]
+                            req[r, R_STATE] = IS_FINISHED
                             results[r, FINISH_STEP] = made_in
                             results[r, FINISH_NS] = now
                             unfinished -= 1
                             untold += 1
                             for c in range(child_start[r], child_start[r + 1]):
                                 at = (now if timed else step + 1) + delay[child[c]]
-                                _expect(due_at, due, num_due, at, child[c])
+                                expect(due_at, due, num_due, at, child[c])
                                 num_due += 1
-                        elif num_drafts > 0 and not is_async and req[r, _MID_PREFILL] == 0:
-                            req[r, _DRAFTS] = num_drafts
+                            if users > 0 and next_unsent < n:
+                                expect(due_at, due, num_due, now, next_unsent)
+                                num_due += 1
+                                next_unsent += 1
+                        elif num_drafts > 0 and not is_async and req[r, R_MID_PREFILL] == 0:
+                            req[r, R_DRAFTS] = num_drafts
                 if record > 0:
                     log[pos] = r
                     log[pos + 1] = yields
@@ -1162,25 +941,36 @@ def replay(  # type: ignore[no-untyped-def]
                     pos += 4
             if ended > 0:
                 still = 0
-                for j in range(state[_RUNNING]):
-                    if req[running[j], _STATE] == _IS_RUNNING:
+                for j in range(state[S_RUNNING]):
+                    if req[running[j], R_STATE] == IS_RUNNING:
                         running[still] = running[j]
                         still += 1
-                state[_RUNNING] = still
+                state[S_RUNNING] = still
             oldest = (oldest + 1) % depth
             in_flight -= 1
+            if counters[STEPS] % sample_every == 0:
+                if num_samples == SAMPLES:
+                    for j in range(SAMPLES // 2):
+                        samples[j] = samples[2 * j]
+                    num_samples = SAMPLES // 2
+                    sample_every *= 2
+                samples[num_samples, 0] = now
+                samples[num_samples, 1] = state[S_RUNNING]
+                samples[num_samples, 2] = state[S_WAITING]
+                samples[num_samples, 3] = num_blocks - 1 - state[S_FREE]
+                num_samples += 1
 
         if record > 0:
-            log[pos] = state[_FREE]
-            log[pos + 1] = state[_RUNNING]
-            log[pos + 2] = state[_WAITING]
+            log[pos] = state[S_FREE]
+            log[pos + 1] = state[S_RUNNING]
+            log[pos + 2] = state[S_WAITING]
             pos += 3
-            if record == 2:
-                b = blk[0, _NEXT]
+            if record == RECORD_TABLES:
+                b = blk[0, K_NEXT]
                 while b != 0:
                     log[pos] = b
                     pos += 1
-                    b = blk[b, _NEXT]
+                    b = blk[b, K_NEXT]
 
         step += 1
         if (
@@ -1205,12 +995,24 @@ def replay(  # type: ignore[no-untyped-def]
             break
 
     counters[END_NS] = now
-    left = np.zeros(1 + state[_WAITING] + state[_RUNNING], np.int64)
-    left[0] = state[_WAITING]
+    if counters[STATUS] == STATUS_OVERLOADED:
+        gaps[:] = 0
+    for r in range(n):
+        results[r, OUT] = req[r, R_KNOWN] - prompt[r]
+    left = np.zeros(1 + state[S_WAITING] + state[S_RUNNING], np.int64)
+    left[0] = state[S_WAITING]
     for j in range(left[0]):
-        r = _head(settings, links, heap)
-        _dequeue(settings, state, req, links, heap, r)
+        r = head(settings, links, heap)
+        dequeue(settings, state, req, links, heap, r)
         left[1 + j] = r
-    for j in range(state[_RUNNING]):
+    for j in range(state[S_RUNNING]):
         left[1 + left[0] + j] = running[j]
-    return results, counters, log[:pos].copy(), left
+    return (
+        results,
+        counters,
+        log[:pos].copy(),
+        left,
+        component_s,
+        gaps,
+        samples[:num_samples].copy(),
+    )

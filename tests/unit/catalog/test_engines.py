@@ -86,6 +86,7 @@ def test_rule_order() -> None:
         "ep_size",
         "ep_divides_experts",
         "pp_layers",
+        "decode_context_parallel",
         "node",
         "gpu_budget",
         "tokens_cover_seqs",

@@ -151,8 +151,8 @@ def test_given_parameters_stand() -> None:
     [
         ({"kv_lora_rank": 512}, "latent attention"),
         ({"sliding_window": 4096}, "sliding-window attention"),
-        ({"layer_types": ["full_attention", "linear_attention"]}, "linear attention"),
-        ({"layer_types": ["full_attention", "chunked_attention"]}, "chunked attention"),
+        ({"layer_types": ["full_attention", "linear_attention"] * 16}, "linear attention"),
+        ({"layer_types": ["full_attention", "chunked_attention"] * 16}, "chunked attention"),
         ({"index_topk": 2048}, "sparse attention"),
         ({"hybrid_override_pattern": "M*M*"}, "state-space"),
         ({"attn_type_list": [1, 0]}, "linear attention"),

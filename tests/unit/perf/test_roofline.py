@@ -32,9 +32,21 @@ def test_a_product_is_bound_by_memory_then_by_compute(h100):
 
 
 def test_a_ring_sends_all_but_one_share_twice():
-    time = roofline.allreduce_roofline_s(np.array([1e9]), 4, 100e9, 1.0)
+    time = roofline.ring_roofline_s(np.array([1e9]), 4, 100e9)
     latency = roofline.COLLECTIVE_FLOOR_S + 6 * roofline.COLLECTIVE_STEP_S
     np.testing.assert_allclose(time, 1.5e9 / 100e9 + latency)
+
+
+def test_gathering_goes_round_the_ring_once():
+    time = roofline.ring_roofline_s(np.array([1e9]), 4, 100e9, passes=1)
+    latency = roofline.COLLECTIVE_FLOOR_S + 3 * roofline.COLLECTIVE_STEP_S
+    np.testing.assert_allclose(time, 0.75e9 / 100e9 + latency)
+
+
+def test_a_ring_over_two_hosts_crosses_the_network_twice_a_pass():
+    # 16 ranks, two passes: 30 steps, of which 2 x 2 leave a host; 30/16 of the buffer is sent.
+    time = roofline.ring_roofline_s(np.array([16e6]), 16, 100e9, hosts=2)
+    np.testing.assert_allclose(time, 3e-6 + 26 * 0.5e-6 + 4 * 2.7e-6 + 30e6 / 100e9)
 
 
 def test_decode_attention_reads_keys_and_values(h100):

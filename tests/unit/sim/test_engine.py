@@ -12,18 +12,12 @@ from hypothesis import strategies as st
 
 from sieve.errors import TraceError
 from sieve.sim._kernels import engine as kernel
-from sieve.sim.engine import (
-    RECORD_STEPS,
-    RECORD_TABLES,
-    engine_input,
-    engine_settings,
-    private_input,
-    replay_scenario,
-    run_engine,
-    step_records,
-    summary_record,
-)
+from sieve.sim._kernels.layout import PREEMPTED, RECORD_TABLES, RECORD_TURNS
+from sieve.sim.engine import run_engine, step_arguments
+from sieve.sim.recorded import step_records, summary_record
 from sieve.sim.scenario import Scenario, read_recording, table_width
+from sieve.sim.scenario_input import engine_input, engine_settings, replay_scenario
+from sieve.sim.traffic_input import request_input
 
 CONFIG = {
     "block_size": 16,
@@ -62,7 +56,7 @@ def scenario(requests, *, detail="full", time_model=None, **config):
 
 
 def replay(case):
-    result = replay_scenario(case, RECORD_TABLES if case.detail == "full" else RECORD_STEPS)
+    result = replay_scenario(case, RECORD_TABLES if case.detail == "full" else RECORD_TURNS)
     return step_records(case, result), summary_record(case, result)
 
 
@@ -193,11 +187,11 @@ def test_private_requests_equal_the_scenario():
     ]
     for caching in (True, False):
         case = scenario(rows, num_gpu_blocks=18, enable_prefix_caching=caching)
-        data = private_input(engine_settings(case.config), arrival, prompt, output)
+        data = request_input(engine_settings(case.config), arrival, prompt, output)
         result, expected = run_engine(data), replay_scenario(case)
         np.testing.assert_array_equal(result.results, expected.results)
         np.testing.assert_array_equal(result.counters, expected.counters)
-        assert result.counters[kernel.PREEMPTED] > 0
+        assert result.counters[PREEMPTED] > 0
         assert len(result.log) == 0
 
 
@@ -330,7 +324,7 @@ def test_recording_changes_nothing(case):
 def test_compiled_equals_interpreted(case):
     data = engine_input(case, RECORD_TABLES)
     compiled = run_engine(data)
-    results, counters, log, _ = kernel.replay.py_func(*vars(data).values())
+    results, counters, log, *_ = kernel.replay.py_func(*step_arguments(data))
     np.testing.assert_array_equal(results, compiled.results)
     np.testing.assert_array_equal(counters, compiled.counters)
     np.testing.assert_array_equal(log, compiled.log)

@@ -145,8 +145,12 @@ def test_unknown_format_lists_columns_and_formats(folder):
     message = fault(folder, trace="t.csv")
     assert "columns found: when, how_long" in message
     assert "azure_csv" in message
-    (folder / "t.jsonl").write_text('{"timestamp": 0, "input_length": 3}\n')
+    (folder / "t.jsonl").write_text('{"time": 0, "tokens": 3}\n')
     assert "JSON; known formats" in fault(folder, trace="t.jsonl")
+    (folder / "t.jsonl").write_text('{"timestamp": 0, "input_length": 3}\n')
+    message = fault(folder, trace="t.jsonl")
+    assert "do not state the unit" in message
+    assert "traffic.format: mooncake_trace (ms" in message
 
 
 def test_a_format_given_is_held_to(folder):

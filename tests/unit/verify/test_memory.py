@@ -37,7 +37,8 @@ def written(folder: Path, *changes: dict[str, str]) -> Path:
 
 def test_the_form_of_the_answer() -> None:
     report = verify_memory(START_UPS)
-    assert set(report) == {"summary", "rows", "skipped"}
+    assert set(report) == {"summary", "rows", "skipped", "unread_columns"}
+    assert report["unread_columns"] == []
     assert list(report["summary"]) == [
         "rows", "verdict_correct", "verdict_wrong", "kv_tokens_mape", "kv_tokens_median_ape",
         "weights_mape", "activation_mae_gib", "non_torch_mae_gib",
@@ -58,6 +59,11 @@ def test_the_form_of_the_answer() -> None:
         ({"weight_format": "gguf"}, "weight format 'gguf'"),
         ({"weight_format": "fp8 KV"}, "weight format 'fp8 KV'"),
         ({"vllm_version": "nightly"}, "engine version 'nightly'"),
+        ({"outcome": "maybe"}, "outcome is 'maybe'; allowed are boots and fails"),
+        ({"tp": "1.5"}, "tp is '1.5'; expected a whole number"),
+        ({"weights_gib": "nan"}, "weights_gib is 'nan'; expected a finite number"),
+        ({"weights_gib": "-3"}, "weights_gib is '-3'; expected a number from 0"),
+        ({"enforce_eager": "perhaps"}, "enforce_eager is 'perhaps'"),
         ({"tp": "two"}, "tp is 'two'"),
         ({"kv_cache_dtype": "fp6"}, "kv_cache_dtype 'fp6'"),
         ({"outcome": ""}, "outcome is not stated"),
@@ -113,3 +119,42 @@ def test_command() -> None:
     strict = CliRunner().invoke(APP, [str(START_UPS), "--strict"])
     assert strict.exit_code == 8
     assert "verdict_wrong is 1" in strict.stderr
+
+
+def test_columns_that_nobody_reads_are_named(tmp_path: Path) -> None:
+    path = written(tmp_path, {})
+    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = [f"{lines[0]},enforce_eeger", f"{lines[1]},1"]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    assert verify_memory(path)["unread_columns"] == ["enforce_eeger"]
+    assert "enforce_eeger is not known" in " ".join(
+        CliRunner().invoke(APP, [str(path)]).stdout.split()
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "is empty"),
+        ("case_id,case_id\na,b\n", "columns named twice: case_id"),
+        ("case_id,base_modle\na,b\n", r"base_model \(found base_modle\)"),
+    ],
+)
+def test_tables_of_another_form_are_refused(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ResultError, match=words):
+        verify_memory(path)
+
+
+def test_a_table_without_rows_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ResultError, match="has no rows"):
+        verify_memory(written(tmp_path))
+
+
+def test_figures_below_nothing_that_logs_do_state(tmp_path: Path) -> None:
+    report = verify_memory(
+        written(tmp_path, {"non_torch_gib": "-3.58", "available_kv_gib": "-0.12"})
+    )
+    assert report["skipped"] == []
+    assert report["rows"][0]["non_torch_gib_measured"] == -3.58

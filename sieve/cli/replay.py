@@ -1,0 +1,80 @@
+"""`sieve replay`: one replay in detail."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sieve.cli.output import JsonFlag, print_json
+from sieve.errors import InvalidInput
+
+
+def replay(
+    spec: Annotated[Path, typer.Argument(help="Run spec (YAML).", metavar="SPEC")],
+    candidate: Annotated[
+        str,
+        typer.Option(
+            help="Candidate id, or axes: tp=2,replicas=4,max_num_seqs=128.", metavar="ID|K=V,..."
+        ),
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Override a key: --set traffic.rate_per_s=20.", metavar="K=V"),
+    ] = None,
+    level: Annotated[float, typer.Option(help="Multiple of the traffic's rate.")] = 1.0,
+    discipline: Annotated[
+        str, typer.Option(help="Who is admitted first: fcfs, shortest_first or buckets.")
+    ] = "fcfs",
+    compare: Annotated[
+        bool,
+        typer.Option("--compare", help="Set the disciplines and static batching side by side."),
+    ] = False,
+    warm_up: Annotated[
+        float, typer.Option(help="Seconds at the start that are not counted.", metavar="S")
+    ] = 0.0,
+    max_wait: Annotated[
+        float | None,
+        typer.Option(help="Stop when a request waits longer to begin.", metavar="S"),
+    ] = None,
+    window: Annotated[float, typer.Option(help="Window of the series.", metavar="S")] = 120.0,
+    steps: Annotated[
+        Path | None,
+        typer.Option(help="Write one row an iteration (.parquet or .csv).", metavar="FILE"),
+    ] = None,
+    requests: Annotated[
+        Path | None,
+        typer.Option(help="Write one row a request (.parquet or .csv).", metavar="FILE"),
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Replay one candidate in detail: latencies, the queue and the cache over time, its iterations.
+
+    Example: `sieve replay examples/chat.yaml --candidate tp=2,replicas=2,max_num_seqs=128`
+    """
+    from sieve import detail
+    from sieve.report.replay import print_replay
+
+    if discipline not in detail.DISCIPLINES:
+        raise InvalidInput(f"--discipline {discipline}: expected {', '.join(detail.DISCIPLINES)}")
+    report = detail.replay(
+        spec,
+        candidate,
+        overrides=overrides or [],
+        level=level,
+        discipline=discipline,
+        warm_up_s=warm_up,
+        max_wait_s=max_wait,
+        window_s=window,
+        record_steps=steps is not None,
+        compare=compare,
+    )
+    if steps is not None and report.steps is not None:
+        detail.write_table(report.steps, steps)
+    if requests is not None:
+        detail.write_table(report.requests, requests)
+    if as_json:
+        print_json(report.data)
+    else:
+        print_replay(report.data, steps=steps, requests=requests)

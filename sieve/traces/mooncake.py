@@ -1,0 +1,307 @@
+"""Traces with shared prefixes: one JSON object a line.
+
+`mooncake_trace` is AIPerf's name for the form of the Mooncake traces: times in milliseconds,
+prompts told as blocks of 512 tokens by number, turns of a session after one another.
+`timed_trace` is the form of vLLM's benchmark: the same names, seconds, blocks of 16 tokens.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import polars as pl
+
+from sieve.arrays import FloatArray, IntArray, PrefixBlocks, Requests
+from sieve.errors import TraceError
+from sieve.traces.files import TraceFile
+from sieve.traces.limits import MAX_SPAN_S, MAX_TOKENS
+
+MAX_BLOCKS: Final = 200_000_000
+"""Most prefix blocks of a trace."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """How one of these formats counts.
+
+    Attributes:
+        name: the format.
+        seconds: of one unit of time.
+        unit: its name, for messages.
+        block_tokens: tokens in a prefix block.
+    """
+
+    name: str
+    seconds: float
+    unit: str
+    block_tokens: int
+
+
+FORMS: Final = {
+    form.name: form
+    for form in (Form("mooncake_trace", 1e-3, "ms", 512), Form("timed_trace", 1.0, "s", 16))
+}
+
+_SCHEMA: Final = {
+    "timestamp": pl.Float64(),
+    "delay": pl.Float64(),
+    "session_id": pl.String(),
+    "input_length": pl.Int64(),
+    "output_length": pl.Int64(),
+    "hash_ids": pl.List(pl.Int64()),
+}
+_LITERAL: Final = ("text_input", "messages", "payload")
+
+
+def read(file: TraceFile, form: Form) -> Requests:
+    """Return the requests of a trace; turns of a session wait for the answer before.
+
+    A turn with a `delay` arrives that long after the previous turn's answer; one with a `timestamp`
+    arrives then. `input_length` is the whole prompt, with all that the session said before.
+
+    Raises:
+        TraceError: a line that is no such request; file and line are named.
+    """
+    frame, lines = _frame(file)
+    where = _Where(file, lines)
+    prompt = _counts(frame["input_length"], where, least=1)
+    output = _counts(frame["output_length"], where, least=0)
+    previous, arrival_s, delay_s = _times(frame, where, form)
+    notes = []
+    answered = output > 0
+    if not answered.any():
+        raise TraceError(f"{file.label}: every request has output_length 0; nothing to serve")
+    if not answered.all():
+        notes.append(f"{int((~answered).sum())} requests with output_length 0 left out")
+    has_turns = bool((previous >= 0).any())
+    requests = Requests(
+        arrival_s=arrival_s,
+        input_tokens=prompt,
+        output_tokens=np.maximum(output, 1),
+        source=file.name,
+        sha256=file.sha256,
+        prefix=_prefix(frame["hash_ids"], prompt, where, form),
+        previous=previous if has_turns else None,
+        delay_s=delay_s if has_turns else None,
+    )
+    if has_turns:
+        notes.append(
+            f"{int((previous >= 0).sum())} turns arrive after the previous answer of their session"
+        )
+    if requests.prefix is not None:
+        notes.append(f"prompts share prefixes in blocks of {form.block_tokens} tokens")
+    order = np.argsort(arrival_s, kind="stable")
+    if (np.diff(arrival_s) < 0).any():
+        notes.append("lines were not in order of arrival; sorted")
+    return _in_order(requests, order[answered[order]], tuple(notes))
+
+
+@dataclass(frozen=True, eq=False)
+class _Where:
+    """Names the line of a row."""
+
+    file: TraceFile
+    lines: IntArray
+
+    def __call__(self, row: int) -> str:
+        return f"{self.file.label}, line {int(self.lines[row])}"
+
+
+def _frame(file: TraceFile) -> tuple[pl.DataFrame, IntArray]:
+    """Return the columns of `_SCHEMA`, null where absent, and the line of each row."""
+    if file.is_parquet:
+        raise TraceError(f"{file.label}: expected JSON lines, but this is a Parquet file")
+    starts = [i for i, line in enumerate(file.content.split(b"\n"), 1) if line.strip()]
+    try:
+        frame = pl.read_ndjson(io.BytesIO(file.content), schema=_SCHEMA)
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, ValueError):
+        frame = None
+    needed = ("input_length", "output_length")
+    if frame is None or len(frame) != len(starts) or any(frame[c].has_nulls() for c in needed):
+        _explain(file)
+        raise TraceError(f"{file.label}: not JSON lines with input_length and output_length")
+    return frame, np.array(starts, np.int64)
+
+
+def _explain(file: TraceFile) -> None:
+    """Raise the fault of the first line that is no request."""
+    for number, line in enumerate(file.content.split(b"\n"), 1):
+        if not line.strip():
+            continue
+        where = f"{file.label}, line {number}"
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise TraceError(f"{where}: no JSON ({str(error)[:80]})") from None
+        if not isinstance(record, dict):
+            raise TraceError(f"{where}: expected a JSON object, found {str(record)[:40]!r}")
+        _check_record(record, where)
+
+
+def _check_record(record: dict[str, Any], where: str) -> None:
+    for key in _LITERAL:
+        if key in record and "input_length" not in record:
+            raise TraceError(
+                f"{where}: {key} holds text, and its tokens are not known here; "
+                "convert it to input_length with the model's tokenizer"
+            )
+    for key in ("input_length", "output_length"):
+        value = record.get(key)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TraceError(
+                f"{where}: {key} is {json.dumps(value)[:40]}; expected a whole number of tokens"
+            )
+    for key in ("timestamp", "delay"):
+        value = record.get(key)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise TraceError(f"{where}: {key} is {json.dumps(value)[:40]}; expected a number")
+    session = record.get("session_id")
+    if session is not None and not isinstance(session, str):
+        raise TraceError(f"{where}: session_id is {json.dumps(session)[:40]}; expected text")
+    ids = record.get("hash_ids")
+    if ids is not None and not (
+        isinstance(ids, list) and all(type(i) is int and -(2**63) <= i < 2**63 for i in ids)
+    ):
+        raise TraceError(f"{where}: hash_ids is no list of whole numbers of 64 bits")
+
+
+def _counts(series: pl.Series, where: _Where, *, least: int) -> IntArray:
+    values = series.to_numpy().astype(np.int64)
+    bad = (values < least) | (values > MAX_TOKENS)
+    if bad.any():
+        i = int(np.argmax(bad))
+        raise TraceError(
+            f"{where(i)}: {series.name} is {values[i]}; expected {least} to {MAX_TOKENS:,} tokens"
+        )
+    return values
+
+
+def _times(
+    frame: pl.DataFrame, where: _Where, form: Form
+) -> tuple[IntArray, FloatArray, FloatArray]:
+    """Return the previous turn of each request, its arrival and its delay in seconds, (n,) each."""
+    n = len(frame)
+    rows = pl.int_range(n, dtype=pl.Int64)
+    turns = frame.select(
+        "timestamp",
+        "delay",
+        previous=pl.when(pl.col("session_id").is_not_null())
+        .then(rows.shift(1).over("session_id"))
+        .fill_null(-1),
+    )
+    stamp = turns["timestamp"].to_numpy().astype(np.float64)
+    delay = turns["delay"].to_numpy().astype(np.float64)
+    follows = turns["previous"].to_numpy() >= 0
+    waits = follows & np.isnan(stamp)
+    _refuse(
+        follows & ~np.isnan(stamp) & ~np.isnan(delay), where, "has a timestamp and a delay", "one"
+    )
+    _refuse(waits & np.isnan(delay), where, "has neither timestamp nor delay", "one of them")
+    _refuse(~follows & np.isnan(stamp), where, "has no timestamp", f"its arrival in {form.unit}")
+    used = np.where(waits, delay, stamp) * form.seconds
+    _refuse(~(np.abs(used) <= MAX_SPAN_S), where, "has a time out of range", f"<= {MAX_SPAN_S:g} s")
+    _refuse(waits & (used < 0), where, "has a negative delay", f"{form.unit} from 0 on")
+    previous = np.where(waits, turns["previous"].to_numpy(), -1).astype(np.int64)
+    arrival_s = np.where(waits, 0.0, used)
+    arrival_s -= arrival_s[~waits].min()
+    # A turn that waits stands at the arrival of its session's last timed turn.
+    place = np.arange(n)
+    while (behind := previous[place] >= 0).any():
+        place = np.where(behind, previous[place], place)
+    return previous, arrival_s[place], np.where(waits, used, 0.0)
+
+
+def _refuse(
+    bad: np.ndarray[Any, np.dtype[np.bool_]], where: _Where, what: str, allowed: str
+) -> None:
+    if bad.any():
+        raise TraceError(f"{where(int(np.argmax(bad)))}: the request {what}; expected {allowed}")
+
+
+def _prefix(series: pl.Series, prompt: IntArray, where: _Where, form: Form) -> PrefixBlocks | None:
+    """Return the prompts as chains of blocks; None if no line has them."""
+    if series.is_null().all():
+        return None
+    count = series.list.len().fill_null(0).to_numpy().astype(np.int64)
+    if int(count.sum()) > MAX_BLOCKS:
+        raise TraceError(f"{where.file.label}: more than {MAX_BLOCKS:,} hash_ids")
+    fits = (count == 0) | (
+        (form.block_tokens * (count - 1) < prompt) & (prompt <= form.block_tokens * count)
+    )
+    if not fits.all():
+        i = int(np.argmin(fits))
+        raise TraceError(
+            f"{where(i)}: {count[i]} hash_ids for input_length {prompt[i]}; expected "
+            f"{-(-int(prompt[i]) // form.block_tokens)} blocks of {form.block_tokens} tokens"
+        )
+    flat = series.explode(empty_as_null=False).drop_nulls().to_numpy().astype(np.int64)
+    if len(flat) != int(count.sum()):
+        raise TraceError(f"{where.file.label}: hash_ids holds null")
+    start = np.concatenate(([0], np.cumsum(count))).astype(np.int64)
+    return PrefixBlocks(form.block_tokens, start, chain_ids(start, flat), prompt)
+
+
+def chain_ids(start: IntArray, ids: IntArray) -> IntArray:
+    """Return numbers from 0 that are equal exactly where an id and all ids before it are.
+
+    Args:
+        start: (n + 1,) offsets of the lists.
+        ids: (m,) their ids.
+    """
+    number = np.unique(ids, return_inverse=True)[1].astype(np.int64)
+    count = np.diff(start)
+    place = np.arange(len(ids)) - np.repeat(start[:-1], count)
+    before = np.concatenate(([-1], number[:-1]))
+    before[place == 0] = -1
+    num_ids = int(number.max(initial=-1)) + 1
+    first = np.full(num_ids, -1, np.int64)
+    first[number[::-1]] = np.arange(len(number))[::-1]
+    # Most traces give a block of another beginning another id: then the id tells the chain.
+    if (before == before[first[number]]).all() and (place == place[first[number]]).all():
+        return number
+    chain = np.full(len(ids), -1, np.int64)
+    used = 0
+    for depth in range(int(count.max(initial=0))):
+        at = np.flatnonzero(place == depth)
+        parent = chain[at - 1] if depth else np.zeros(len(at), np.int64)
+        pairs = parent * num_ids + number[at]
+        distinct, inverse = np.unique(pairs, return_inverse=True)
+        chain[at] = used + inverse
+        used += len(distinct)
+    return chain
+
+
+def _in_order(requests: Requests, order: IntArray, notes: tuple[str, ...]) -> Requests:
+    """Return the requests with the indices `order`, each turn behind the one before it."""
+    ranked = requests.take(order) if requests.previous is None else _take_turns(requests, order)
+    return Requests(
+        arrival_s=ranked.arrival_s,
+        input_tokens=ranked.input_tokens,
+        output_tokens=ranked.output_tokens,
+        source=ranked.source,
+        sha256=ranked.sha256,
+        notes=notes,
+        prefix=ranked.prefix,
+        previous=ranked.previous,
+        delay_s=ranked.delay_s,
+    )
+
+
+def _take_turns(requests: Requests, order: IntArray) -> Requests:
+    """Return the requests in order; a turn left out is skipped by the turns after it."""
+    previous = requests.previous
+    assert previous is not None
+    kept = np.zeros(len(requests) + 1, np.bool_)
+    kept[order] = True
+    kept[-1] = True
+    while (skipped := ~kept[previous]).any():
+        previous = np.where(skipped, previous[previous], previous)
+    return Requests(
+        requests.arrival_s, requests.input_tokens, requests.output_tokens,
+        source=requests.source, sha256=requests.sha256, prefix=requests.prefix,
+        previous=previous, delay_s=requests.delay_s,
+    ).take(order)  # fmt: skip
