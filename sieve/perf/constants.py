@@ -26,7 +26,7 @@ class StepConstants:
     Attributes:
         layer_fixed_s: small kernels of one layer: norms, rotary embedding, KV write, activation.
         elementwise_dense, elementwise_moe: share of all activation reads and writes of a layer that
-            reach memory; above 1 where pads and quantisation come on top.
+            reach memory; above 1 where sorting, pads and quantisation come on top.
         allreduce_factor: ranks do not arrive together.
         decode_attention_factor: tables have equal lengths in a batch.
         prefill_attention_factor: on the table's prefill attention.

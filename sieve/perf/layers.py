@@ -104,8 +104,7 @@ def moved_elements(shape: ServingShape) -> tuple[float, float]:
 
     First those of layers without routed experts, then of layers with them: eight times the width,
     twice queries, keys and values, three times the inner width of the feed-forward part; with
-    experts each token's row is sorted out to those it visits here and gathered again, read and
-    written both times.
+    experts each token's results of those it visits here are written and read again to be summed.
     """
     dense = experts = 0.0
     for (plan, _), count in _plans(shape).items():
@@ -115,7 +114,7 @@ def moved_elements(shape: ServingShape) -> tuple[float, float]:
         if moe:
             inner += moe.num_experts_per_tok * moe.moe_intermediate_size
             inner += moe.shared_intermediate_size
-            elements += 4.0 * moe.num_experts_per_tok / shape.ep * shape.model.hidden_size
+            elements += 2.0 * moe.num_experts_per_tok / shape.ep * shape.model.hidden_size
         elements += 3.0 * split(inner, shape.tp)
         if moe:
             experts += count * elements

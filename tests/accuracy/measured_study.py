@@ -32,17 +32,22 @@ FAMILIES = {
     "window": "sliding window, experts", "chunk": "local attention, experts",
 }  # fmt: skip
 UNMEASURED = (FAMILIES["state"], FAMILIES["latent"])
+EXPERIMENTAL = "Qwen/Qwen3.5-397B-A17B"
 WHY = {
-    "Qwen/Qwen3.5-397B-A17B": "The source calls these runs experimental. They prefill 6,000 tokens "
-    "per second on eight H200, 3 % of their arithmetic; no kernel table shows anything like it. "
-    "Not fitted.",
+    EXPERIMENTAL: "The source calls these runs experimental. They prefill 6,000 tokens per second "
+    "on eight H200, 3 % of their arithmetic; no kernel table shows anything like it. Not fitted.",
     "deepseek-ai/DeepSeek-V3.2": "Sparse latent attention comes from a roofline; vLLM 0.11 ran its "
     "first version of it. Bursts of a thousand short prompts are dominated by host work.",
-    "zai-org/GLM-5.2": "Sparse latent attention comes from a roofline.",
-    "MiniMaxAI/MiniMax-M2.5": "Each step costs some 30 us a layer more than its kernels; prompts "
-    "cost 30 to 60 ms more than theirs at TP 8. Other models with block FP8 do not show it.",
-    "meta-llama/Llama-3.1-405B-Instruct": "vLLM 0.6.3: the replay follows a later scheduler.",
+    "Qwen/Qwen3-235B-A22B": "A100: bursts on vLLM 0.11 with a budget of 2,048 tokens. The traffic "
+    "around experts that Hopper and Blackwell rows ask for is too much here.",
+    "Qwen/Qwen3-235B-A22B-FP8": "A100: the same; FP8 weights are unpacked, not measured there.",
+    "MiniMaxAI/MiniMax-M2.5": "vLLM 0.16 at TP 4 takes 4 ms a step more than its kernels, 0.18 at "
+    "TP 8 hardly any; which kernel ran is not known. Short prompts cost 30 to 60 ms more.",
+    "meta-llama/Llama-3.1-405B-Instruct": "vLLM 0.6.3: the replay follows a later scheduler, so "
+    "queues (TTFT) differ near saturation; the host's factor is fitted to these rows alone.",
     "openai/gpt-oss-20b": "Bursts on vLLM 0.11; four-token answers measure the client.",
+    "Qwen/Qwen3-32B": "H100: three FP8 rows are twice as fast as the sweep of 90 beside them. "
+    "A100: bursts of conversations whose lengths are drawn, not known.",
 }  # fmt: skip
 
 
@@ -132,16 +137,23 @@ def table(cases: list[Case], name: str, key: Callable[[Case], str]) -> None:
 
 def targets(cases: list[Case]) -> None:
     """Print what was aimed at beside what was reached."""
-    print("\n## Against the targets\n\n| figure, model x GPU left out | target | reached |")
-    print("|---|---|---|")
+    print("\n## Against the targets\n")
+    print("`others` leaves out the experimental runs of Qwen3.5-397B, see below.\n")
+    print("| figure, model x GPU left out | target | reached | others |\n|---|---|---|---|")
+    others = [case for case in cases if case.setup.model.name != EXPERIMENTAL]
     for metric, (middle, mean) in TARGETS.items():
-        found = cells(cases, metric)
+        found, rest = cells(cases, metric), cells(others, metric)
         if middle:
-            print(f"| {METRICS[metric]}, median error | {middle:g} % | {found[1]} % |")
-        print(f"| {METRICS[metric]}, mean error | {mean:g} % | {found[2]} % |")
+            print(
+                f"| {METRICS[metric]}, median error | {middle:g} % | {found[1]} % | {rest[1]} % |"
+            )
+        print(f"| {METRICS[metric]}, mean error | {mean:g} % | {found[2]} % | {rest[2]} % |")
     for metric in ("tpot", "ttft"):
-        faster = np.mean([case.error(metric, out=True) < 0 for case in cases])
-        print(f"| {METRICS[metric]}, rows predicted faster than measured | 50 % | {faster:.0%} |")
+        shares = [
+            np.mean([case.error(metric, out=True) < 0 for case in some]) for some in (cases, others)
+        ]
+        words = f"{METRICS[metric]}, rows predicted faster than measured"
+        print(f"| {words} | 50 % | {shares[0]:.0%} | {shares[1]:.0%} |")
     groups: dict[str, list[Case]] = defaultdict(list)
     for case in cases:
         groups[group_of(case.setup)].append(case)
@@ -154,7 +166,7 @@ def targets(cases: list[Case]) -> None:
             and np.nanmedian(np.abs([c.error(metric, out=True) for c in found])) > most
         ]
         words = f"{METRICS[metric]}, groups of {FEW} rows or more with a median above {most:g} %"
-        print(f"| {words} | none | {'; '.join(bad) or 'none'} |")
+        print(f"| {words} | none | {'; '.join(bad) or 'none'} | |")
 
 
 def worst(cases: list[Case]) -> None:
@@ -166,9 +178,11 @@ def worst(cases: list[Case]) -> None:
             own = [case for case in cases if case.setup.model.name == model]
             found = cells(own, "tpot")
             print(f"* **{model}** (TPOT {found[1]} % median, bias {found[3]} %): {why}")
-    others = [case for case in cases if case.setup.model.name not in WHY]
+    others = [case for case in cases if case.setup.model.name not in list(WHY)[:2]]
     others.sort(key=lambda case: -abs(case.error("tpot", out=True)))
-    print("\nLargest TPOT errors of all other models, model x GPU left out:\n")
+    print(
+        "\nLargest TPOT errors of single rows, model x GPU left out, but the first two models':\n"
+    )
     print("| model, GPU | TP | input | output | load | error |\n|---|---|---|---|---|---|")
     for case in others[:12]:
         text = case.row.text
@@ -197,7 +211,12 @@ def constants() -> None:
     facts = document()
     print("\n## The constants\n")
     print("Fitted by `tests/accuracy/step_time_fit.py` with a prior on each; data hash")
-    print(f"`{facts['data_sha256'][:16]}`. The last column spans the folds.\n")
+    print(
+        f"`{facts['data_sha256'][:16]}`. The last column spans the folds. The middles of the priors"
+    )
+    print("came out of earlier fits to the same rows, so a fold is not wholly blind: with priors")
+    print("three to five times as wide the left-out medians were 7.8 % (TPOT) and 15.1 % (TTFT).")
+    print("A source whose makers call its runs experimental is scored but not fitted.\n")
     print("| constant | meaning | prior | value | folds |\n|---|---|---|---|---|")
     for name in constant_names():
         spread = [fold[name] for fold in facts["folds"].values()]

@@ -34,7 +34,7 @@ METRICS = {"tpot": 0.05, "ttft": 0.10, "output_tokens_per_s": 0.05}
 """Metric -> scale of its log error."""
 PRIORS = {
     "layer_fixed_s": (14e-6, 0.10), "elementwise_dense": (0.3, 0.06),
-    "elementwise_moe": (2.5, 0.15), "allreduce_factor": (1.15, 0.04),
+    "elementwise_moe": (3.0, 0.20), "allreduce_factor": (1.15, 0.04),
     "decode_attention_factor": (1.2, 0.04), "prefill_attention_factor": (1.2, 0.08),
     "experts_factor": (0.86, 0.04), "routing_s": (8e-6, 0.10),
     "marlin_prefill_factor": (1.7, 0.08), "host_decode_s": (0.1e-3, 0.10),
@@ -54,7 +54,7 @@ as their middles have seen all rows, a fold is not wholly blind.
 MEANING = {
     "layer_fixed_s": "s a layer: norms, rotary embedding, KV write, activation",
     "elementwise_dense": "share of a layer's activation traffic that reaches memory",
-    "elementwise_moe": "the same with experts, sorting out and gathering counted",
+    "elementwise_moe": "the same with experts: sorting, pads and quantisation on top",
     "allreduce_factor": "on measured all-reduces: ranks do not arrive together",
     "decode_attention_factor": "on measured decode attention: lengths of a batch differ",
     "prefill_attention_factor": "on measured prefill attention",
@@ -74,7 +74,7 @@ MEANING = {
     "request_token_s": "s a prompt token outside the engine: tokenising, hashing",
 }
 STEP = 0.08  # of a logarithm, for derivatives
-ROUNDS = 1
+ROUNDS = 2
 NOT_FITTED = frozenset({"inferencex_token_position"})
 """Sources that are scored but not fitted: their makers call the runs experimental."""
 
