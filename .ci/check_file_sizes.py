@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MAX_BYTES = 2_000_000
 MAX_KERNEL_TABLE_BYTES = 3_000_000
 MAX_PYTHON_LINES = 500
-MAX_KERNEL_LINES = 1_000
+MAX_KERNEL_LINES = 1_100
 KERNELS = Path("sieve/sim/_kernels")
 # A compiled loop keeps its state in local variables, so it is one function.
 

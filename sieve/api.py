@@ -21,11 +21,13 @@ from sieve.catalog.architecture import EngineProfile, Gpu, ModelArchitecture
 from sieve.catalog.engines import load_engine
 from sieve.catalog.models import inline_model, load_model
 from sieve.context import Assumption, RunContext
-from sieve.errors import CatalogError, InvalidInput, NotYetError, TraceError
+from sieve.errors import CatalogError, InvalidInput, NotYetError, TableError, TraceError
 from sieve.grid import PRECISIONS, Grid, expand, require_prices
 from sieve.parallel import LocalExecutor, make_executor
 from sieve.perf.cache import StepTables
 from sieve.perf.capacity import workload_of
+from sieve.perf.kernel_table import system_folder
+from sieve.perf.table_folder import label, used_tables, with_tables
 from sieve.pipeline import (
     EXIT_CODES,
     Outcome,
@@ -37,7 +39,6 @@ from sieve.pipeline import (
 )
 from sieve.ranking.objective import metrics_of, needs_price
 from sieve.report.html import render_report
-from sieve.resources import data_folder
 from sieve.results import SCHEMA_VERSION, RunFolder, clean, to_json
 from sieve.spec import ResolvedSpec, is_path, load_spec, path_label
 from sieve.traces import load_traffic
@@ -178,6 +179,13 @@ def run(
     return result
 
 
+def compiles_first() -> bool:
+    """Return whether the next replay has to wait for its code to be compiled, once a version."""
+    from sieve.sim._kernels import is_compiled
+
+    return not is_compiled()
+
+
 def dry_run(
     spec: str | Path | Mapping[str, Any],
     *,
@@ -221,6 +229,10 @@ def prepare(
         grid = expand(spec, model, engine)
     with _located(spec, "traffic"):
         requests = load_traffic(spec.run.traffic, seed=spec.run.seed, base_dir=spec.base_dir)
+    if spec.run.kernel_tables is not None:
+        with _located(spec, "kernel_tables"):
+            gpus = with_tables(grid.gpus, spec.base_dir / spec.run.kernel_tables)
+        grid = replace(grid, gpus=gpus)
     if needs_price(list(objective)):
         require_prices(grid.gpus)
     workload = workload_of(requests)
@@ -259,7 +271,7 @@ def _located(spec: ResolvedSpec, path: str) -> Iterator[None]:
     """Put the spec's file and the key in front of a look-up's error."""
     try:
         yield
-    except (CatalogError, TraceError) as error:
+    except (CatalogError, TraceError, TableError) as error:
         raise type(error)(f"{spec.source}: {path}: {error}") from None
 
 
@@ -352,7 +364,10 @@ def _inputs(context: RunContext) -> list[dict[str, str]]:
     facts: list[tuple[str, ModelArchitecture | EngineProfile | Gpu]] = [
         (f"model:{context.model.name}", context.model),
         (f"engine:{context.engine.name}", context.engine),
-        *((f"gpu:{name}", gpu) for name, gpu in context.gpus.items()),
+        *(
+            (f"gpu:{name}", replace(gpu, kernel_system=label(gpu.kernel_system)))
+            for name, gpu in context.gpus.items()
+        ),
     ]
     rows = [{"name": name, "sha256": _digest(fact)} for name, fact in facts]
     traffic = {"name": f"traffic:{context.requests.source}", "sha256": context.requests.sha256}
@@ -361,14 +376,20 @@ def _inputs(context: RunContext) -> list[dict[str, str]]:
         systems = []
     # The provenance file lists the checksum of every table beside it.
     tables = [
-        {"name": f"kernel_tables:{name}", "sha256": hashlib.sha256(_provenance(name)).hexdigest()}
+        {
+            "name": f"kernel_tables:{label(name)}",
+            "sha256": hashlib.sha256(_provenance(name)).hexdigest(),
+        }
         for name in systems
     ]
     return [traffic, *rows, *tables]
 
 
 def _provenance(system: str) -> bytes:
-    return (data_folder("kernel_tables") / system / "provenance.yaml").read_bytes()
+    folder = system_folder(system)
+    if folder is None:
+        raise TableError(f"the kernel tables of {system} are missing from this installation")
+    return (folder / "provenance.yaml").read_bytes()
 
 
 def _assumptions(context: RunContext) -> list[Assumption]:
@@ -379,6 +400,8 @@ def _assumptions(context: RunContext) -> list[Assumption]:
         out.append(Assumption(f"model {context.model.name}", "facts not verified", source))
     for name, gpu in context.gpus.items():
         out += [Assumption(f"GPU {name}", text) for text in gpu.assumed]
+        if tables := used_tables(gpu):
+            out.append(Assumption(f"GPU {name}", tables))
         if gpu.price_note:
             price = f"{gpu.usd_per_gpu_hour:g} USD per GPU-hour: {gpu.price_note}"
             out.append(Assumption(f"GPU {name}", price))

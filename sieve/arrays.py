@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,28 +15,9 @@ import numpy.typing as npt
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
-T = TypeVar("T", bound=np.generic)
 
 EVIDENCE_CLASSES = ("measured", "interpolated", "extrapolated", "roofline")
 """Evidence classes, strongest first."""
-
-_SAMPLE = 1024
-
-
-def distinct(column: npt.NDArray[T]) -> tuple[npt.NDArray[T], IntArray]:
-    """Return the distinct values of a column, rising, and the place of each row among them, (n,).
-
-    As `np.unique`, but quick where values repeat: those of some rows are tried before all rows are
-    sorted.
-    """
-    if len(column) > _SAMPLE:
-        known = np.unique(column[:: len(column) // _SAMPLE])
-        place = np.minimum(np.searchsorted(known, column), len(known) - 1)
-        if (known[place] == column).all():
-            return known, place
-    values, place = np.unique(column, return_inverse=True)
-    return values, np.asarray(place, np.int64)
-
 
 COMPONENTS = ("tokens", "head", "decode_attention", "prefill_attention", "host")
 """Parts of an iteration's time, in the order of `StepTable` and `SimResult.component_s`."""

@@ -25,6 +25,7 @@ from sieve.cli import (
     run,
     schema,
     slim,
+    tables,
     verify,
     verify_measured,
     verify_memory,
@@ -35,8 +36,7 @@ from sieve.errors import NotYetError, SieveError
 INTERRUPTED: Final = 130
 _UsageError: Any = typer.BadParameter.__bases__[0]
 NOT_YET: Final = (
-    "batch", "nightly", "compare", "plan", "trace", "tables", "report",
-    "serve",
+    "batch", "nightly", "compare", "plan", "trace", "report", "serve",
 )  # fmt: skip
 """Commands of the contract whose machinery comes later."""
 
@@ -62,6 +62,7 @@ app.command("fit")(fit.fit)
 app.command("check")(fit.check)
 app.command("calibrate")(calibrate.calibrate)
 app.add_typer(slim.app)
+app.add_typer(tables.app)
 verify.app.command("memory")(verify_memory.memory)
 verify.app.command("measured")(verify_measured.measured)
 verify.app.command("steps")(verify_measured.steps)

@@ -93,6 +93,7 @@ def _progress() -> AbstractContextManager[Callbacks]:
     """Return callbacks that draw a progress bar on stderr, or nothing when it is not a terminal."""
     if not sys.stderr.isatty():
         return nullcontext((None, None))
+    from sieve.api import compiles_first
     from sieve.report.terminal import progress_bar
 
-    return progress_bar()
+    return progress_bar(compiles_first)

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sieve.arrays import BoolArray, FloatArray, IntArray, distinct
+from sieve.arrays import BoolArray, FloatArray, IntArray
 from sieve.catalog.architecture import EngineProfile, ModelArchitecture
+from sieve.formulas.repeats import condensed, distinct
 from sieve.formulas.sizing import gfloor_array, kv_pages
 from sieve.memory import reserves
 from sieve.memory.cache import CacheLayout, blocks_per_request, cache_layouts
-from sieve.memory.condense import condensed
 from sieve.memory.weights import stage_layers, stage_weight_bytes
 
 

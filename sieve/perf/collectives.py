@@ -8,7 +8,7 @@ import numpy as np
 
 from sieve.arrays import FloatArray
 from sieve.errors import CoverageError
-from sieve.perf.base import ROOFLINE, Part, ServingShape, Timing
+from sieve.perf.base import EXTRAPOLATED, ROOFLINE, Part, ServingShape, Timing
 from sieve.perf.constants import step_constants
 from sieve.perf.interpolate import grid_evidence, hold_utilisation
 from sieve.perf.kernel_table import KernelTable, Key, load
@@ -71,8 +71,9 @@ def allreduce_timing(shape: ServingShape, m: FloatArray) -> Timing:
     """Return the times of one all-reduce of (points,) m tokens' hidden states.
 
     The quicker of the engine's own kernel inside a graph (among GPUs with a fast link, or a pair)
-    and NCCL where they were measured on this number of GPUs, otherwise a ring over the fast link
-    or, beyond its domain, over PCIe; among several hosts over the network.
+    and NCCL where they were measured on this number of GPUs. Otherwise, without a fast link, the
+    largest smaller group that was measured, slowed by the further steps of the ring; failing that a
+    ring over the fast link or, beyond its domain, over PCIe; among several hosts over the network.
     """
     return allreduce_part(shape, m).at(step_constants().allreduce_factor)
 
@@ -127,6 +128,8 @@ def collective_part(
         and (table := load(shape.gpu.kernel_system, op)) is not None
         and key in table.sites
     ]
+    if not times and not fast and measured_here:
+        times = _from_smaller_group(shape, operation, num_gpus, elements, rate, passes)
     best = times[0] if times else Timing.of(roofline, ROOFLINE)
     for other in times[1:]:
         best = Timing(np.where(other.total_s < best.total_s, other.by_class, best.by_class))
@@ -142,7 +145,7 @@ def _across_hosts(
     Every GPU has a network port and rings run through all of them at once, so a ring carries what
     the slower of a GPU's own link and the ports of a whole host together do: NCCL's bus bandwidth
     (nccl-tests, `doc/PERFORMANCE.md`). The network reaches the share of its rate that the fast
-    link does, which is assumed.
+    link does, which is assumed. Never quicker than the same collective within one of the hosts.
     """
     inside = shape.gpus_on_node
     rate = LINK_SHARE * inside * network_rate(shape)
@@ -153,7 +156,71 @@ def _across_hosts(
     time = ring_roofline_s(
         size, num_gpus, rate, passes=_PASSES[operation], hosts=shape.hosts_of(num_gpus)
     )
-    return Timing.of(time, ROOFLINE)
+    found = Timing.of(time, ROOFLINE)
+    if inside > 1:
+        within = collective_part(shape, operation, inside, elements)
+        found = found.at_least(within.at(1.0).total_s)
+    return found
+
+
+def allreduce_note(shape: ServingShape) -> str:
+    """Return what stands in for an all-reduce that no usable row covers, "" if nothing does."""
+    if (
+        shape.tp == 1
+        or shape.hosts_of(shape.tp) > 1
+        or in_fast_domain(shape, shape.tp)
+        or shape.tp > shape.gpus_per_node
+    ):
+        return ""
+    found = _smaller_group(shape, "all_reduce", shape.tp) if shape.gpu.scale_up_gpus == 1 else None
+    table = load(shape.gpu.kernel_system, "nccl")
+    if found is None or (table is not None and ("all_reduce", "half", shape.tp) in table.sites):
+        return ""
+    return (
+        f"no usable all-reduce of {shape.tp} {shape.gpu.name} was measured (the audit condemns the "
+        f"rows, or there are none); used: {found[1]} GPUs, times "
+        f"{_further_steps(shape.tp, found[1]):.3g}"
+    )
+
+
+def _from_smaller_group(
+    shape: ServingShape,
+    operation: str,
+    num_gpus: int,
+    elements: FloatArray,
+    rate_bytes_per_s: float,
+    passes: int,
+) -> list[Timing]:
+    """Return the NCCL times of the largest smaller group, slowed; none if none was measured.
+
+    GPUs behind one path share it, so each further step of the ring adds its whole time.
+    """
+    found = _smaller_group(shape, operation, num_gpus)
+    if found is None:
+        return []
+    table, gpus = found
+    size = elements * ACTIVATION_BYTES
+    roofline = ring_roofline_s(size, gpus, rate_bytes_per_s, passes=passes)
+    timing = _from_table(
+        table, (operation, "half", gpus), elements, rate_bytes_per_s, roofline, passes
+    ).scaled(_further_steps(num_gpus, gpus))
+    return [Timing.of(timing.total_s, EXTRAPOLATED)]
+
+
+def _smaller_group(
+    shape: ServingShape, operation: str, num_gpus: int
+) -> tuple[KernelTable, int] | None:
+    """Return the NCCL table and its largest group of fewer than `num_gpus`."""
+    table = load(shape.gpu.kernel_system, "nccl")
+    if table is None:
+        return None
+    groups = [int(k[2]) for k in table.sites if k[:2] == (operation, "half")]
+    smaller = [n for n in groups if n < num_gpus]
+    return (table, max(smaller)) if smaller else None
+
+
+def _further_steps(num_gpus: int, gpus: int) -> float:
+    return (num_gpus - 1) / (gpus - 1)
 
 
 def _from_table(

@@ -1,7 +1,8 @@
 """Measured kernel latencies: reading, checking and finding them.
 
 A table has key columns, then the axes of a curve or surface, then `latency_us`; rows are sorted
-by all of them. A *site* is one key: its rows lie together.
+by all of them. A *site* is one key: its rows lie together. Rows that the audit condemned are marked
+in the file and left out here.
 """
 
 from __future__ import annotations
@@ -9,35 +10,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import polars as pl
+import yaml
 
 from sieve.arrays import FloatArray, IntArray
 from sieve.errors import TableError
+from sieve.perf.table_check import read_frame
+from sieve.perf.table_schema import SCHEMAS
 from sieve.resources import data_folder
 
 Key = tuple[str | int, ...]
-
-_ATTENTION_KEYS: Final = (
-    "attn_dtype", "kv_cache_dtype", "head_dim", "window_size", "num_heads", "num_key_value_heads",
-)  # fmt: skip
-SCHEMAS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
-    "gemm": (("gemm_dtype", "n", "k"), ("m",)),
-    "context_attention": (_ATTENTION_KEYS, ("batch_size", "isl")),
-    "generation_attention": (_ATTENTION_KEYS, ("batch_size", "step")),
-    "custom_allreduce": (("allreduce_dtype", "backend", "num_gpus"), ("message_size",)),
-    "nccl": (("op_name", "nccl_dtype", "num_gpus"), ("message_size",)),
-    "moe": (
-        (
-            "moe_dtype", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size",
-            "moe_ep_size", "distribution",
-        ),
-        ("num_tokens",),
-    ),
-}  # fmt: skip
-"""Operation -> (key columns, axis columns)."""
 
 _SECONDS_PER_MICROSECOND: Final = 1e-6
 
@@ -85,53 +70,88 @@ class KernelTable:
 
 
 def system_folder(system: str) -> Path | None:
-    """Return the folder of a system's tables, None without a name or a folder."""
-    folder = data_folder("kernel_tables") / system
-    return folder if system and folder.is_dir() else None
+    """Return the folder of a system's tables, None without a name or a folder.
+
+    Args:
+        system: name of a folder of the installation, or the absolute path of another one.
+    """
+    if not system:
+        return None
+    folder = data_folder("kernel_tables") / system  # an absolute path replaces what is before it
+    return folder if folder.is_dir() else None
 
 
 @cache
 def load(system: str, op: str) -> KernelTable | None:
-    """Return a table of the installation, read once per process; None if it has none.
+    """Return a system's table, read once per process; None if there is none.
+
+    A folder that lacks the operation hands on to the system that its provenance names under
+    `others_from`.
 
     Raises:
         TableError: the file breaks its schema.
     """
     folder = system_folder(system)
-    if folder is None or not (folder / f"{op}.parquet").exists():
+    if folder is None:
         return None
-    return read(folder / f"{op}.parquet", op)
+    if (folder / f"{op}.parquet").exists():
+        return read(folder / f"{op}.parquet", op)
+    others = str(read_provenance(folder).get("others_from") or "")
+    if not others or Path(others).name != others or others == system:
+        return None
+    return load(others, op)
+
+
+def read_provenance(folder: Path) -> dict[str, Any]:
+    """Return the content of a folder's `provenance.yaml`, empty without one.
+
+    Raises:
+        TableError: it is not a YAML mapping.
+    """
+    path = folder / "provenance.yaml"
+    if not path.is_file():
+        return {}
+    try:
+        record = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise TableError(f"{path}: not readable as YAML ({str(error).splitlines()[0]})") from None
+    if not isinstance(record, dict):
+        raise TableError(f"{path}: holds {type(record).__name__}, must be a mapping")
+    return record
 
 
 def read(path: Path, op: str) -> KernelTable:
-    """Return the table in a file after checking it.
+    """Return the table in a file after checking it, without the rows that the audit condemned.
 
     Raises:
-        TableError: missing column, latency that is not finite and positive, doubled or unsorted
-            key; with file and row.
+        TableError: not Parquet, too large, a column missing or of another type, a latency that is
+            not finite and positive, doubled or unsorted key; with file and row.
     """
     keys, axes = SCHEMAS[op]
-    columns = (*keys, *axes, "latency_us")
-    try:
-        frame = pl.read_parquet(path)
-    except pl.exceptions.PolarsError as error:
-        raise TableError(f"{path}: not a readable parquet file ({error}); build it anew") from error
-    if missing := [name for name in columns if name not in frame.columns]:
-        raise TableError(f"{path}: columns {', '.join(missing)} are missing; build it anew")
-    latency = frame["latency_us"].cast(pl.Float64).fill_null(np.nan).to_numpy()
-    _check_latency(path, latency)
+    frame = read_frame(path, op, extra=("condemned",))
+    if not frame.height:
+        raise TableError(f"{path}: no rows; build it anew")
     starts = _site_starts(frame, keys)
-    values = {name: frame[name].cast(pl.Float64).to_numpy() for name in axes}
-    _check_axes(path, values, starts)
+    _check_axes(path, _axis_values(frame, axes), starts)
+    names = frame.select(keys)[starts]
+    if names.is_duplicated().any():
+        raise TableError(f"{path}: rows of one key do not lie together; build it anew")
+    if "condemned" in frame.columns:
+        frame = frame.filter(pl.col("condemned").is_null())
+        starts = _site_starts(frame, keys)
     bounds = np.append(starts, frame.height)
-    names = frame.select(keys)[starts].rows()
     sites: dict[Key, slice] = {
         name: slice(int(a), int(b))
-        for name, a, b in zip(names, bounds[:-1], bounds[1:], strict=True)
+        for name, a, b in zip(
+            frame.select(keys)[starts].rows(), bounds[:-1], bounds[1:], strict=True
+        )
     }
-    if len(sites) < len(starts):
-        raise TableError(f"{path}: rows of one key do not lie together; build it anew")
-    return KernelTable(path, values, latency * _SECONDS_PER_MICROSECOND, sites)
+    latency = frame["latency_us"].to_numpy() * _SECONDS_PER_MICROSECOND
+    return KernelTable(path, _axis_values(frame, axes), latency, sites)
+
+
+def _axis_values(frame: pl.DataFrame, axes: tuple[str, ...]) -> dict[str, FloatArray]:
+    return {name: frame[name].cast(pl.Float64).to_numpy() for name in axes}
 
 
 def _site_starts(frame: pl.DataFrame, keys: tuple[str, ...]) -> IntArray:
@@ -142,20 +162,9 @@ def _site_starts(frame: pl.DataFrame, keys: tuple[str, ...]) -> IntArray:
     return np.flatnonzero(np.diff(run, prepend=-1)).astype(np.int64)
 
 
-def _check_latency(path: Path, latency_us: FloatArray) -> None:
-    bad = np.flatnonzero(~(np.isfinite(latency_us) & (latency_us > 0)))
-    if len(bad):
-        row = int(bad[0])
-        raise TableError(
-            f"{path}, row {row}: latency_us is {latency_us[row]}, must be finite and above 0"
-        )
-
-
 def _check_axes(path: Path, axes: dict[str, FloatArray], starts: IntArray) -> None:
     """Check that within each site the axes rise from row to row, so that no key is doubled."""
     columns = list(axes.values())
-    if not len(columns[0]):
-        raise TableError(f"{path}: no rows; build it anew")
     rises = np.zeros(len(columns[0]), bool)
     equal = np.ones(len(columns[0]), bool)
     for column in columns:

@@ -8,7 +8,7 @@ from typing import Final
 from sieve.perf import context_parallel
 from sieve.perf.attention import Heads, nearest_site
 from sieve.perf.base import ServingShape
-from sieve.perf.collectives import crossing_sends, in_fast_domain
+from sieve.perf.collectives import allreduce_note, crossing_sends, in_fast_domain
 from sieve.perf.kernel_table import load
 from sieve.perf.layers import mixers, num_expert_layers, products
 from sieve.perf.mixers import SPARSE_TOP_TOKENS, is_roofline_kind
@@ -55,6 +55,8 @@ def _links(shape: ServingShape) -> list[str]:
         notes.append(
             f"tp {shape.tp} leaves the fast link of {shape.gpu.name}: all-reduce over PCIe"
         )
+    if note := allreduce_note(shape):
+        notes.append(note)
     if crossing := crossing_sends(shape):
         notes.append(
             f"pp {shape.pp} spans {shape.nodes} nodes: {crossing} of its {shape.pp - 1} sends go "

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 MIN_WIDTH: Final = 80
 MAX_ROWS: Final = 10
+_BEFORE_REPLAY: Final = 4
 _VERDICT_STYLE: Final = {"clears": "green", "point_only": "yellow", "misses": "red"}
 
 
@@ -55,10 +56,14 @@ def console() -> Console:
 
 
 @contextmanager
-def progress_bar() -> Iterator[
-    tuple[Callable[[Mapping[str, Any]], None], Callable[[int, int], None]]
-]:
-    """Yield callbacks that draw stages and replays on stderr."""
+def progress_bar(
+    compiles_first: Callable[[], bool] = lambda: False,
+) -> Iterator[tuple[Callable[[Mapping[str, Any]], None], Callable[[int, int], None]]]:
+    """Yield callbacks that draw stages and replays on stderr.
+
+    Args:
+        compiles_first: tells whether the replay has to be compiled before it runs.
+    """
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -71,7 +76,10 @@ def progress_bar() -> Iterator[
         task = bar.add_task("reading", total=None)
 
         def on_stage(record: Mapping[str, Any]) -> None:
-            bar.update(task, description=f"stage {record['number']} {record['name']}")
+            words = f"stage {record['number']} {record['name']}"
+            if record["number"] == _BEFORE_REPLAY and compiles_first():
+                words = "compiling the replay, once for this version (up to a minute)"
+            bar.update(task, description=words)
 
         def progress(done: int, total: int) -> None:
             bar.update(task, description="stage 5 simulate", completed=done, total=total)

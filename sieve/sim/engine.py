@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -47,6 +48,8 @@ class EngineInput:
     accept: IntArray
     window: IntArray
     kind: IntArray
+    span: IntArray
+    fixed: IntArray
     arrival: IntArray
     prompt: IntArray
     output: IntArray
@@ -125,6 +128,14 @@ def children_of(parent: IntArray) -> tuple[IntArray, IntArray]:
     return np.concatenate(([0], np.cumsum(counts))).astype(np.int64), child.astype(np.int64)
 
 
+def kinds_of(windows: Sequence[int]) -> IntArray:
+    """Return the kind of each group: full attention first, then windows as they appear."""
+    order = [w for w in dict.fromkeys(windows) if w == 0] + [
+        w for w in dict.fromkeys(windows) if w != 0
+    ]
+    return np.array([order.index(w) for w in windows], np.int64)
+
+
 def run_engine(data: EngineInput) -> EngineResult:
     """Return the replay of `data`.
 
@@ -158,6 +169,7 @@ def has_events_form(data: EngineInput) -> bool:
         and len(data.window) == 1
         and len(data.quota) == 0
         and data.window[0] == 0
+        and data.fixed[0] == 0
         and not (values[layout.FULL_RESERVATION] and values[layout.CACHING])
         and not (values[layout.CACHING] and data.shared.early_output)
     )
@@ -212,6 +224,8 @@ def _run_events(data: EngineInput) -> EngineResult | None:
 def _result(out: tuple[Any, ...]) -> EngineResult:
     results, counters, log, left, component_s, gaps, samples = out
     waiting = int(left[0])
+    log = log[: counters[layout.LOG_LENGTH]].copy()
+    samples = samples[: counters[layout.NUM_SAMPLES]].copy()
     return EngineResult(
         results, counters, log, left[1 : 1 + waiting], left[1 + waiting :], component_s, gaps,
         samples,

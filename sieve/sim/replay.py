@@ -58,7 +58,7 @@ def simulate(
     if users is not None and requests.previous is not None:
         raise InvalidInput("a closed loop has no sessions: each user sends the next request")
     longest = int((requests.input_tokens + requests.output_tokens).max())
-    if -(-longest // settings.block_size) > settings.num_gpu_blocks:
+    if _blocks_of_one(settings, longest) > settings.num_gpu_blocks:
         return _refused(requests)
     lanes = replicas if users is None else min(replicas, users)
     clock = clock_of(table, settings.max_num_seqs, longest)
@@ -70,6 +70,18 @@ def simulate(
             values[layout.RECORD] = layout.RECORD_STEPS
         parts.append(_replay_one(requests, rows[lane], values, clock, settings, lanes))
     return _merge(requests, parts, rows)
+
+
+def _blocks_of_one(settings: ReplaySettings, tokens: int) -> int:
+    """Return the blocks that a request of `tokens` may need at once."""
+    total = 0
+    for window, span, fixed in settings.groups or ((0, settings.block_size, 0),):
+        held = fixed or -(-tokens // span)
+        if window:
+            ahead = settings.batches_in_flight * settings.max_num_batched_tokens
+            held = min(held, -(-(window - 1 + ahead) // span) + 1)
+        total += held
+    return total
 
 
 def lane_of(requests: Requests, lanes: int) -> IntArray:
@@ -123,6 +135,7 @@ def _replay_one(
         shared=shared,
         previous=part.previous,
         delay=delay,
+        groups=settings.groups,
         **_classes(part, settings),
     )
     return run_engine(data)

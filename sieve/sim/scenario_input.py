@@ -20,6 +20,7 @@ from sieve.sim.engine import (
     KeyArray,
     children_of,
     idle_clock,
+    kinds_of,
     patience,
     run_engine,
     shared_keys,
@@ -98,7 +99,9 @@ def engine_input(scenario: Scenario, record: int = layout.RECORD_NOTHING) -> Eng
         settings=settings,
         accept=np.array(speculative.accept if speculative else [0], np.int64),
         window=np.array(windows, np.int64),
-        kind=_kinds(windows),
+        kind=kinds_of(windows),
+        span=np.full(len(windows), config.block_size, np.int64),
+        fixed=np.zeros(len(windows), np.int64),
         arrival=np.array([-1 if a is None else a for a in arrivals], np.int64),
         prompt=prompt,
         output=output,
@@ -143,14 +146,6 @@ def _uses_early_output(scenario: Scenario) -> bool:
         if sources:
             return True
     return False
-
-
-def _kinds(windows: list[int]) -> IntArray:
-    """Return the kind of each group: full attention first, then windows as they appear."""
-    order = [w for w in dict.fromkeys(windows) if w == 0] + [
-        w for w in dict.fromkeys(windows) if w != 0
-    ]
-    return np.array([order.index(w) for w in windows], np.int64)
 
 
 def _shared_keys(scenario: Scenario, total: IntArray, ahead: int) -> tuple[IntArray, KeyArray, int]:

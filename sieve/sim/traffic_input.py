@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -19,8 +20,13 @@ from sieve.sim.engine import (
     children_of,
     gap_edges_ns,
     idle_clock,
+    kinds_of,
     patience,
 )
+
+CacheGroup = tuple[int, int, int]
+"""A group of layers: its window (0: all tokens), tokens in a block, blocks held whatever the length
+(0: as the tokens need)."""
 
 BUCKETS: Final = ((512, 0.5), (2048, 0.3), (None, 0.2))
 """Classes by prompt + answer in tokens, shortest first, and their shares of the cache. The last
@@ -36,6 +42,8 @@ class ReplaySettings:
         max_num_batched_tokens: token budget of one iteration.
         num_gpu_blocks: KV blocks that requests can use, per replica.
         block_size: tokens in a block.
+        groups: kinds of cache that share the blocks; empty: one that grows with the tokens. Prefix
+            caching is off where their blocks differ or hold states.
         full_reservation: reserve prompt + answer at admission (plain rules); otherwise blocks are
             taken as tokens come, and the last request is preempted when they run out.
         reserve_full_isl: admit only if all known tokens fit.
@@ -58,6 +66,7 @@ class ReplaySettings:
     max_num_batched_tokens: int
     num_gpu_blocks: int
     block_size: int
+    groups: tuple[CacheGroup, ...] = ()
     full_reservation: bool = False
     reserve_full_isl: bool = True
     chunked_prefill: bool = True
@@ -171,8 +180,9 @@ def request_input(
     level: IntArray | None = None,
     bucket: IntArray | None = None,
     quota: IntArray | None = None,
+    groups: Sequence[CacheGroup] = (),
 ) -> EngineInput:
-    """Return the arrays of requests under one full-attention group.
+    """Return the arrays of requests.
 
     Args:
         settings: as `engine_settings`; the table width and the patience are filled in here.
@@ -186,14 +196,22 @@ def request_input(
         level: (n,) priorities, smaller first; read under the priority policy.
         bucket: (n,) class of each request, for `quota`.
         quota: (k,) tokens that running requests of a class may have while others wait.
+        groups: the kinds of cache; empty: one that grows with the tokens.
     """
     values = settings.copy()
     n = len(arrival)
+    block_size = int(values[layout.BLOCK_SIZE])
+    groups = groups or ((0, block_size, 0),)
+    windows = [window for window, _, _ in groups]
+    if any(span != block_size or fixed for _, span, fixed in groups):
+        values[layout.CACHING] = 0
     total = np.minimum(prompt + output, values[layout.MAX_MODEL_LEN])
     longest = int(total.max(initial=1))
-    values[layout.TABLE_WIDTH] = -(-longest // int(values[layout.BLOCK_SIZE]))
+    # Speed: one table for all groups, as wide as the finest of them.
+    values[layout.TABLE_WIDTH] = max(fixed or -(-longest // span) for _, span, fixed in groups)
     values[layout.PATIENCE] = patience(total)
-    values[layout.NUM_BLOCKS] = min(values[layout.NUM_BLOCKS], _most_blocks(values, total) + 1)
+    most = len(groups) * _most_blocks(values, total) + n * sum(fixed for _, _, fixed in groups)
+    values[layout.NUM_BLOCKS] = min(values[layout.NUM_BLOCKS], most + 1)
     zeros = np.zeros(n, np.int64)
     if previous is None:
         previous = np.full(n, -1, np.int64)
@@ -201,8 +219,10 @@ def request_input(
     return EngineInput(
         settings=values,
         accept=np.zeros(1, np.int64),
-        window=np.zeros(1, np.int64),
-        kind=np.zeros(1, np.int64),
+        window=np.array(windows, np.int64),
+        kind=kinds_of(windows),
+        span=np.array([span for _, span, _ in groups], np.int64),
+        fixed=np.array([fixed for _, _, fixed in groups], np.int64),
         arrival=np.where(previous < 0, arrival, -1).astype(np.int64),
         prompt=np.array(prompt, np.int64),
         output=np.array(output, np.int64),

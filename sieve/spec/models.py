@@ -306,6 +306,8 @@ class RunSpec(StrictModel):
     """How stage 3 sizes the batch."""
     load_bytes: Literal["peak", "resident"] = "peak"
     """Whether stage 2 charges weights at their loading peak (int8: two bytes) or resident."""
+    kernel_tables: str | None = None
+    """A folder written by `sieve tables import`, used for the GPUs in it; default: the shipped."""
     shortlist: ShortlistSpec = ShortlistSpec()
     """The cut before the replay."""
     rank: RankSpec = RankSpec()

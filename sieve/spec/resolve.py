@@ -67,6 +67,8 @@ class ResolvedSpec:
         trace = run["traffic"].get("trace")
         if trace is not None:
             run["traffic"]["trace"] = Path(trace).name
+        if self.run.kernel_tables is not None:
+            run["kernel_tables"] = Path(self.run.kernel_tables).name
         run.update(
             model=self._model_name(),
             engine=self.engine,

@@ -117,14 +117,33 @@ def _frame(file: TraceFile) -> tuple[pl.DataFrame, IntArray]:
         raise TraceError(f"{file.label}: expected JSON lines, but this is a Parquet file")
     starts = [i for i, line in enumerate(file.content.split(b"\n"), 1) if line.strip()]
     try:
-        frame = pl.read_ndjson(io.BytesIO(file.content), schema=_SCHEMA)
+        found = pl.read_ndjson(io.BytesIO(file.content), infer_schema_length=None)
+        frame = _typed(found) if len(found) == len(starts) else None
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, ValueError):
         frame = None
     needed = ("input_length", "output_length")
-    if frame is None or len(frame) != len(starts) or any(frame[c].has_nulls() for c in needed):
+    if frame is None or any(frame[column].has_nulls() for column in needed):
         _explain(file)
         raise TraceError(f"{file.label}: not JSON lines with input_length and output_length")
     return frame, np.array(starts, np.int64)
+
+
+def _typed(found: pl.DataFrame) -> pl.DataFrame | None:
+    """Return the known columns in their types, or None where a value is of another kind."""
+    columns = []
+    for name, dtype in _SCHEMA.items():
+        have = found.schema.get(name, pl.Null())
+        inner = have.inner if isinstance(have, pl.List) else have
+        number = inner.is_integer() if dtype != pl.Float64() else inner.is_numeric()
+        fits = {
+            "session_id": have == pl.String() or have.is_integer(),
+            "hash_ids": isinstance(have, pl.List) and (number or inner == pl.Null()),
+        }.get(name, number)
+        if not fits and have != pl.Null():
+            return None
+        column = pl.col(name) if name in found.columns else pl.lit(None)
+        columns.append(column.cast(dtype).alias(name))
+    return found.select(columns)
 
 
 def _explain(file: TraceFile) -> None:
@@ -160,7 +179,7 @@ def _check_record(record: dict[str, Any], where: str) -> None:
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
             raise TraceError(f"{where}: {key} is {json.dumps(value)[:40]}; expected a number")
     session = record.get("session_id")
-    if session is not None and not isinstance(session, str):
+    if session is not None and not isinstance(session, str | int):
         raise TraceError(f"{where}: session_id is {json.dumps(session)[:40]}; expected text")
     ids = record.get("hash_ids")
     if ids is not None and not (
@@ -185,12 +204,11 @@ def _times(
 ) -> tuple[IntArray, FloatArray, FloatArray]:
     """Return the previous turn of each request, its arrival and its delay in seconds, (n,) each."""
     n = len(frame)
-    rows = pl.int_range(n, dtype=pl.Int64)
-    turns = frame.select(
+    turns = frame.with_row_index("row").select(
         "timestamp",
         "delay",
         previous=pl.when(pl.col("session_id").is_not_null())
-        .then(rows.shift(1).over("session_id"))
+        .then(pl.col("row").cast(pl.Int64).shift(1).over("session_id"))
         .fill_null(-1),
     )
     stamp = turns["timestamp"].to_numpy().astype(np.float64)

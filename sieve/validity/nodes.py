@@ -11,7 +11,8 @@ from typing import Final
 
 import numpy as np
 
-from sieve.arrays import IntArray, distinct
+from sieve.arrays import IntArray
+from sieve.formulas.repeats import distinct
 
 _LARGE: Final = 2**31
 

@@ -6,16 +6,17 @@ An engine profile names the rules it applies, in order; the first that fails is 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from sieve.arrays import BoolArray, FloatArray, IntArray, distinct
+from sieve.arrays import BoolArray, FloatArray, IntArray
 from sieve.catalog.architecture import ModelArchitecture
 from sieve.catalog.matrices import padded_vocabulary
 from sieve.errors import InvalidInput
+from sieve.formulas.repeats import condensed, distinct
 from sieve.validity.blocks import block_faults
 from sieve.validity.context_parallel import context_parallel_fault
 from sieve.validity.nodes import nodes_needed
@@ -136,7 +137,9 @@ def _each_width(
 def _vocab_tp(c: Candidates) -> Finding:
     """TP must divide the vocabulary as the engine pads it (to a multiple of 64)."""
     vocab = padded_vocabulary(c.model)
-    return Finding(vocab % c.tp != 0, vocab, c.tp, "rows of the padded vocabulary, divisible by tp")
+    return Finding(
+        vocab % c.tp != 0, vocab, c.tp, "rows of embed_tokens, padded vocabulary, divisible by tp"
+    )
 
 
 def _quant_blocks(c: Candidates) -> Finding:
@@ -168,23 +171,21 @@ def _quant_blocks(c: Candidates) -> Finding:
 
 def _tp_divides_width(c: Candidates) -> Finding:
     """TP must divide the width and every feed-forward width that it splits."""
-    widths = [c.model.hidden_size]
-    if c.model.intermediate_size and (c.model.moe is None or c.model.moe.num_dense_layers):
-        widths.append(c.model.intermediate_size)
-    if c.model.moe:
-        widths += [w for w in (c.model.moe.shared_intermediate_size,) if w]
-    observed = np.full(len(c.tp), widths[0])
-    fails = np.zeros(len(c.tp), np.bool_)
-    for width in widths:
-        bad = ~fails & (width % c.tp != 0)
-        observed[bad] = width
-        fails |= bad
-    if c.model.moe:
-        width = c.model.moe.moe_intermediate_size
-        bad = ~fails & (width % (c.tp // np.maximum(c.ep, 1)).clip(min=1) != 0)
-        observed[bad] = width
-        fails |= bad
-    return Finding(fails, observed, c.tp, "width, divisible by tp")
+    moe = c.model.moe
+    widths = [("hidden_size", c.model.hidden_size, c.tp)]
+    if c.model.intermediate_size and (moe is None or moe.num_dense_layers):
+        widths.append(("mlp, intermediate_size", c.model.intermediate_size, c.tp))
+    if moe and moe.shared_intermediate_size:
+        widths.append(("mlp.shared_expert, width", moe.shared_intermediate_size, c.tp))
+    if moe:
+        slices = (c.tp // np.maximum(c.ep, 1)).clip(min=1)
+        widths.append(("mlp.experts, moe_intermediate_size", moe.moe_intermediate_size, slices))
+    place = np.zeros(len(c.tp), np.int8)  # of the first width that is at fault, from 1
+    for number, (_, width, ranks) in enumerate(widths, start=1):
+        place[(place == 0) & (width % ranks != 0)] = number
+    observed = np.array([widths[0][1], *(width for _, width, _ in widths)])
+    units = np.array(["", *(f"{name}, divisible by tp" for name, _, _ in widths)], object)
+    return Finding(place > 0, observed[place], c.tp, units[place])
 
 
 def _ep_size(c: Candidates) -> Finding:
@@ -347,6 +348,16 @@ def check(candidates: Candidates, rules: Sequence[str]) -> Verdicts:
     Raises:
         InvalidInput: an engine profile names a rule that does not exist.
     """
+    columns = {k: v for k, v in candidates.__dict__.items() if isinstance(v, np.ndarray)}
+    fewer = condensed(columns)
+    if fewer is None:
+        return _check(candidates, rules)
+    rows, place = fewer
+    found = _check(replace(candidates, **rows), rules)
+    return Verdicts(**{field.name: getattr(found, field.name)[place] for field in fields(Verdicts)})
+
+
+def _check(candidates: Candidates, rules: Sequence[str]) -> Verdicts:
     n = len(candidates.tp)
     first = np.zeros(n, np.int16)  # place of the rule that fails, from 1
     observed, limit = np.full(n, np.nan), np.full(n, np.nan)

@@ -374,7 +374,7 @@ def test_context_parallelism_is_an_option_of_the_id(with_axes: Callable[..., Gri
 def test_the_plain_rules_know_no_context_parallelism(reference_spec: dict[str, Any]) -> None:
     axes = {"gpu": ["H100-SXM-80GB"], "tp": [2], "decode_context_parallel_size": [2]}
     facts = {"name": "m", "params": 27e9, "width": 5120, "layers": 64, "heads": 40}
-    reference_spec["grid"] = {"axes": axes, "engine": "reference", "model": facts}
-    faults = faults_of(lambda: grid_of(reference_spec))
+    grid = {"axes": axes, "engine": "reference", "model": facts}
+    faults = faults_of(lambda: grid_of({**reference_spec, "grid": grid}))
     assert set(faults) == {"grid.axes.decode_context_parallel_size"}
     assert "no such option" in faults["grid.axes.decode_context_parallel_size"]

@@ -93,10 +93,8 @@ def test_a_slower_network_is_a_slower_replica(placed: Callable[..., Any]) -> Non
         .data["ranking"][0]["tpot_p50_s"]["mid"]
         for rate in (50, 1.25)
     ]  # fmt: skip
-    # 512 tokens x 2048 x 2 bytes at 1.25 GB/s instead of 50: 1.64 ms more for every step, and a
-    # little more because slower steps hold more requests.
-    longer_s = 2**21 * (1 / 1.25e9 - 1 / 50e9)
-    assert longer_s < times[1] - times[0] < 1.2 * longer_s
+    # 512 tokens x 2048 x 2 bytes at 1.25 GB/s instead of 50: 1.64 ms more for every send.
+    assert times[1] > 1.2 * times[0]
 
 
 def test_a_network_without_a_rate_is_asked_for(make_spec: Make) -> None:
@@ -122,6 +120,14 @@ def test_context_parallelism_from_the_grid_to_the_command(placed: Callable[..., 
     alone, shared = by_size[8, 1], by_size[8, 2]
     assert alone["num_gpu_blocks"] == shared["num_gpu_blocks"]
     assert shared["kv_tokens"] == 2 * alone["kv_tokens"]
+    for row, size in ((alone, 1), (shared, 2)):
+        found = fit(
+            configure(
+                "Qwen/Qwen3-30B-A3B", "H100-SXM-80GB", tp=8, dcp=size, max_num_seqs=64,
+                max_num_batched_tokens=2048,
+            )
+        )  # fmt: skip
+        assert row["kv_tokens"] == found.num_blocks * found.block_tokens
     assert shared["candidate_id"].endswith(".b2048.decode_context_parallel_size-2")
     entry = {row["candidate_id"]: row for row in result.data["ranking"]}[shared["candidate_id"]]
     assert entry["options"] == {"decode_context_parallel_size": 2}

@@ -44,6 +44,11 @@ def source_hash(folder: Path | None = None) -> str:
 _FOLDER: Final = _cache_folder()
 
 
+def is_compiled() -> bool:
+    """Return whether the kernel that most replays take lies compiled on disk."""
+    return _FOLDER is not None and any(_FOLDER.rglob("events.replay-*.nbi"))
+
+
 def jit(function: Callable[..., Any], *, inline: bool = False) -> Any:
     """Return `function` compiled without the interpreter lock, kept on disk where possible.
 

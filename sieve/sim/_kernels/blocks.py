@@ -137,14 +137,20 @@ def release(settings, state, req, blk, table, num_groups, r):  # type: ignore[no
 
 
 @jit
-def drop_skipped(settings, state, req, blk, table, window, r, processed):  # type: ignore[no-untyped-def]
+def blocks_for(span, fixed, g, tokens):  # type: ignore[no-untyped-def]
+    """Return the blocks of group g that hold `tokens` tokens."""
+    return fixed[g] if fixed[g] > 0 else (tokens + span[g] - 1) // span[g]
+
+
+@jit
+def drop_skipped(settings, state, req, blk, table, window, span, r, processed):  # type: ignore[no-untyped-def]
     """Replace blocks wholly before each window by null entries (`remove_skipped_blocks`)."""
     width = settings[TABLE_WIDTH]
     row = req[r, R_ROW]
     for g in range(len(window)):
         if window[g] == 0:
             continue
-        skipped = max(processed - window[g] + 1, 0) // settings[BLOCK_SIZE]
+        skipped = max(processed - window[g] + 1, 0) // span[g]
         skipped = min(skipped, req[r, R_GROUPS + g])
         first = skipped
         while first > 0 and table[row, g * width + first - 1] != 0:
@@ -156,13 +162,12 @@ def drop_skipped(settings, state, req, blk, table, window, r, processed):  # typ
 
 
 @jit
-def extend(settings, state, req, blk, reg, table, num_groups, r, tokens):  # type: ignore[no-untyped-def]
+def extend(settings, state, req, blk, reg, table, span, fixed, r, tokens):  # type: ignore[no-untyped-def]
     """Give request r blocks for `tokens` tokens in every group; the caller has checked the room."""
     width = settings[TABLE_WIDTH]
-    size = settings[BLOCK_SIZE]
     row = req[r, R_ROW]
-    goal = (tokens + size - 1) // size
-    for g in range(num_groups):
+    for g in range(len(span)):
+        goal = blocks_for(span, fixed, g, tokens)
         held = req[r, R_GROUPS + g]
         if goal > held:
             for i in range(held, goal):
@@ -291,12 +296,12 @@ def lookup(settings, req, reg, keys, window, kind, hits, num_keys, r):  # type: 
 
 
 @jit
-def admission_need(settings, blk, window, hits, hit, tokens, capped):  # type: ignore[no-untyped-def]
+def admission_need(settings, blk, window, span, fixed, hits, hit, tokens, capped):  # type: ignore[no-untyped-def]
     """Return the free blocks that an admission takes: new ones and hits that nobody holds."""
-    size = settings[BLOCK_SIZE]
     need = 0
     for g in range(len(window)):
-        required = (tokens + size - 1) // size
+        size = span[g]
+        required = blocks_for(span, fixed, g, tokens)
         skipped = 0
         if window[g] > 0:
             skipped = max(hit * size - window[g] + 1, 0) // size

@@ -12,6 +12,7 @@ import numpy as np
 from sieve.sim._kernels import jit
 from sieve.sim._kernels.blocks import (
     admission_need,
+    blocks_for,
     can_settle,
     drop_skipped,
     extend,
@@ -73,6 +74,7 @@ from sieve.sim._kernels.layout import (
     K_KEY,
     K_NEXT,
     K_PREV,
+    LOG_LENGTH,
     LOOKAHEAD,
     MAX_MODEL_LEN,
     MAX_RUNNING,
@@ -81,6 +83,7 @@ from sieve.sim._kernels.layout import (
     NUM_COUNTERS,
     NUM_RESULTS,
     NUM_SAMPLE_COLUMNS,
+    NUM_SAMPLES,
     NUM_STEP_COLUMNS,
     OUT,
     PATIENCE,
@@ -169,7 +172,8 @@ def grown(log, need):  # type: ignore[no-untyped-def]
     while size < need:
         size *= 2
     bigger = np.empty(size, np.int64)
-    bigger[: len(log)] = log
+    for i in range(len(log)):
+        bigger[i] = log[i]
     return bigger
 
 
@@ -196,6 +200,8 @@ def replay(  # type: ignore[no-untyped-def]
     accept,
     window,
     kind,
+    span,
+    fixed,
     arrival,
     prompt,
     output,
@@ -218,6 +224,8 @@ def replay(  # type: ignore[no-untyped-def]
         accept: (a,) int64, drafts accepted by a request's verifications, in turn.
         window: (g,) int64, sliding window of each group of layers, 0: full attention.
         kind: (g,) int64, groups with equal numbers are looked up together; 0: full attention.
+        span: (g,) int64 tokens in a block of each group; the block size where there is a cache.
+        fixed: (g,) int64 blocks that a request holds whatever its length, 0: as its tokens need.
         arrival: (n,) int64 step or ns; -1: arrives after another request's end.
         prompt: (n,) int64 tokens.
         output: (n,) int64 most tokens to generate.
@@ -272,7 +280,10 @@ def replay(  # type: ignore[no-untyped-def]
     for g in range(num_groups):
         windowed = windowed or window[g] > 0
 
-    results = np.full((n, NUM_RESULTS), -1, np.int64)
+    results = np.zeros((n, NUM_RESULTS), np.int64)
+    for r in range(n):
+        for k in range(NUM_RESULTS):
+            results[r, k] = -1
     counters = np.zeros(NUM_COUNTERS, np.int64)
     state = np.zeros(S_NUM_STATE, np.int64)
     req = np.zeros((n, R_GROUPS + num_groups), np.int64)
@@ -308,7 +319,9 @@ def replay(  # type: ignore[no-untyped-def]
     hits = np.zeros((num_groups, width + 1), np.int32)
     rows = min(limit, n)
     table = np.zeros((rows, num_groups * width), np.int32)
-    free_rows = np.arange(rows)
+    free_rows = np.zeros(rows, np.int64)
+    for j in range(rows):
+        free_rows[j] = j
     num_free_rows = rows
 
     running = np.zeros(limit + 1, np.int64)
@@ -437,7 +450,6 @@ def replay(  # type: ignore[no-untyped-def]
             # ---- Scheduler.schedule
             untold = 0
             slot = (oldest + in_flight) % depth
-            entries = batch[slot]
             budget = token_budget
             threshold = settings[THRESHOLD]
             present = state[S_RUNNING] + state[S_WAITING]
@@ -481,14 +493,15 @@ def replay(  # type: ignore[no-untyped-def]
                 tokens = min(computed + want + lookahead, max_model_len)
                 if windowed:
                     drop_skipped(
-                        settings, state, req, blk, table, window, r, computed - req[r, R_IN_FLIGHT]
-                    )
+                        settings, state, req, blk, table, window, span, r,
+                        computed - req[r, R_IN_FLIGHT],
+                    )  # fmt: skip
                 fits = True
                 if num_groups > 1 or tokens > req[r, R_GROUPS] * size:
-                    goal = (tokens + size - 1) // size
                     while True:
                         need = 0
                         for g in range(num_groups):
+                            goal = blocks_for(span, fixed, g, tokens)
                             need += max(goal - req[r, R_GROUPS + g], 0)
                         if need <= state[S_FREE]:
                             break
@@ -501,10 +514,11 @@ def replay(  # type: ignore[no-untyped-def]
                             i -= 1
                         if by_priority:
                             for j in range(count):
-                                if entries[j, B_REQUEST] == victim:
-                                    budget += entries[j, B_TOKENS]
+                                if batch[slot, j, B_REQUEST] == victim:
+                                    budget += batch[slot, j, B_TOKENS]
                                     for k in range(j, count - 1):
-                                        entries[k] = entries[k + 1]
+                                        for c in range(B_NUM_COLUMNS):
+                                            batch[slot, k, c] = batch[slot, k + 1, c]
                                     count -= 1
                                     break
                         release(settings, state, req, blk, table, num_groups, victim)
@@ -525,7 +539,7 @@ def replay(  # type: ignore[no-untyped-def]
                             break
                     if not fits:
                         continue
-                    extend(settings, state, req, blk, reg, table, num_groups, r, tokens)
+                    extend(settings, state, req, blk, reg, table, span, fixed, r, tokens)
                 if caching and can_settle(settings, req, r, computed + want):
                     settle(
                         settings, req, blk, reg, table, keys, window, num_keys, r,
@@ -536,11 +550,11 @@ def replay(  # type: ignore[no-untyped-def]
                     drafts = want + computed - req[r, R_KNOWN] - pending
                     drafts = min(max(drafts, 0), req[r, R_DRAFTS])
                     req[r, R_DRAFTS] = 0
-                entries[count, B_REQUEST] = r
-                entries[count, B_TOKENS] = want
-                entries[count, B_DRAFTS] = drafts
-                entries[count, B_PADDED] = 0
-                entries[count, B_IS_DECODE] = not mid_prefill
+                batch[slot, count, B_REQUEST] = r
+                batch[slot, count, B_TOKENS] = want
+                batch[slot, count, B_DRAFTS] = drafts
+                batch[slot, count, B_PADDED] = 0
+                batch[slot, count, B_IS_DECODE] = not mid_prefill
                 count += 1
                 budget -= want
                 carries_prefill = carries_prefill or mid_prefill
@@ -608,11 +622,19 @@ def replay(  # type: ignore[no-untyped-def]
                         tokens = min(found + want + lookahead, max_model_len)
                     if settings[RESERVE_FULL_ISL] != 0:
                         need = admission_need(
-                            settings, blk, window, hits, hit, min(known, max_model_len), 1
+                            settings,
+                            blk,
+                            window,
+                            span,
+                            fixed,
+                            hits,
+                            hit,
+                            min(known, max_model_len),
+                            1,
                         )
                         if need + reserve > state[S_FREE]:
                             break
-                    need = admission_need(settings, blk, window, hits, hit, tokens, 0)
+                    need = admission_need(settings, blk, window, span, fixed, hits, hit, tokens, 0)
                     if need + reserve > state[S_FREE]:
                         break
                     dequeue(settings, state, req, links, heap, r)
@@ -622,7 +644,7 @@ def replay(  # type: ignore[no-untyped-def]
                     req[r, R_ROW] = free_rows[num_free_rows]
                     if hit > 0:
                         hold_hits(settings, state, req, blk, table, window, hits, hit, r)
-                    extend(settings, state, req, blk, reg, table, num_groups, r, tokens)
+                    extend(settings, state, req, blk, reg, table, span, fixed, r, tokens)
                     req[r, R_COMPUTED] = found
                     if caching and can_settle(settings, req, r, found + want):
                         settle(
@@ -641,11 +663,11 @@ def replay(  # type: ignore[no-untyped-def]
                     if results[r, FIRST_STEP] < 0:
                         results[r, FIRST_STEP] = step
                         results[r, CACHED] = found
-                    entries[count, B_REQUEST] = r
-                    entries[count, B_TOKENS] = want
-                    entries[count, B_DRAFTS] = drafts
-                    entries[count, B_PADDED] = drafts > 0
-                    entries[count, B_IS_DECODE] = 0
+                    batch[slot, count, B_REQUEST] = r
+                    batch[slot, count, B_TOKENS] = want
+                    batch[slot, count, B_DRAFTS] = drafts
+                    batch[slot, count, B_PADDED] = drafts > 0
+                    batch[slot, count, B_IS_DECODE] = 0
                     count += 1
                     budget -= want
                     carries_prefill = carries_prefill or found < known - 1
@@ -670,13 +692,13 @@ def replay(  # type: ignore[no-untyped-def]
             yields = 0
             ready = np.int64(0)
             for j in range(count):
-                r = entries[j, B_REQUEST]
-                want = entries[j, B_TOKENS]
+                r = batch[slot, j, B_REQUEST]
+                want = batch[slot, j, B_TOKENS]
                 computed = req[r, R_COMPUTED] + want
                 req[r, R_COMPUTED] = computed
                 req[r, R_IN_FLIGHT] += want
                 context += computed
-                if entries[j, B_IS_DECODE] != 0:
+                if batch[slot, j, B_IS_DECODE] != 0:
                     decodes += 1
                     decode_tokens += want
                     decode_context += computed
@@ -689,13 +711,13 @@ def replay(  # type: ignore[no-untyped-def]
                         prefill_s += prompt_s[computed] - prompt_s[computed - want]
                 if computed < req[r, R_KNOWN] + req[r, R_PENDING]:
                     req[r, R_MID_PREFILL] = 1
-                    entries[j, B_YIELDS] = 0
+                    batch[slot, j, B_YIELDS] = 0
                 else:
                     req[r, R_MID_PREFILL] = 0
-                    entries[j, B_YIELDS] = 1
+                    batch[slot, j, B_YIELDS] = 1
                     yields += 1
                     if is_async:
-                        req[r, R_PENDING] += 1 + entries[j, B_DRAFTS]
+                        req[r, R_PENDING] += 1 + batch[slot, j, B_DRAFTS]
                         req[r, R_DRAFTS] = num_drafts
                         req[r, R_NEXT_CALL] = call + stages
 
@@ -766,8 +788,8 @@ def replay(  # type: ignore[no-untyped-def]
                     stage_free[0] = end
                 if throttled:
                     for j in range(count):
-                        if entries[j, B_YIELDS] != 0:
-                            req[entries[j, B_REQUEST], R_READY_NS] = end
+                        if batch[slot, j, B_YIELDS] != 0:
+                            req[batch[slot, j, B_REQUEST], R_READY_NS] = end
                 for j in range(num_admitted):
                     r = admitted[j, 0]
                     if results[r, SCHEDULED_NS] < 0:
@@ -800,9 +822,9 @@ def replay(  # type: ignore[no-untyped-def]
                 log[pos] = count
                 pos += 1
                 for j in range(count):
-                    log[pos] = entries[j, B_REQUEST]
-                    log[pos + 1] = entries[j, B_TOKENS]
-                    log[pos + 2] = entries[j, B_DRAFTS]
+                    log[pos] = batch[slot, j, B_REQUEST]
+                    log[pos + 1] = batch[slot, j, B_TOKENS]
+                    log[pos + 2] = batch[slot, j, B_DRAFTS]
                     pos += 3
                 log[pos] = num_admitted
                 pos += 1
@@ -822,7 +844,7 @@ def replay(  # type: ignore[no-untyped-def]
                 pos += 3
                 if record == RECORD_TABLES:
                     for j in range(count):
-                        r = entries[j, B_REQUEST]
+                        r = batch[slot, j, B_REQUEST]
                         for g in range(num_groups):
                             held = req[r, R_GROUPS + g]
                             log[pos] = held
@@ -854,7 +876,6 @@ def replay(  # type: ignore[no-untyped-def]
         reads = in_flight > 0 and not (called and in_flight < depth and (count > 0 or to_tell))
         if reads:
             # ---- Scheduler.update_from_output
-            entries = batch[oldest]
             now = max(now, batch_end[oldest])
             made_in = batch_step[oldest]
             if record > 0:
@@ -866,18 +887,18 @@ def replay(  # type: ignore[no-untyped-def]
             if read > 0:
                 busy -= 1
             for j in range(read):
-                r = entries[j, B_REQUEST]
-                drafts = entries[j, B_DRAFTS]
-                yields = entries[j, B_YIELDS] != 0
+                r = batch[oldest, j, B_REQUEST]
+                drafts = batch[oldest, j, B_DRAFTS]
+                yields = batch[oldest, j, B_YIELDS] != 0
                 accepted = np.int64(-1)
                 finishes = 0
                 if req[r, R_STATE] != IS_FINISHED:
-                    req[r, R_IN_FLIGHT] -= entries[j, B_TOKENS]
+                    req[r, R_IN_FLIGHT] -= batch[oldest, j, B_TOKENS]
                     if yields:
                         # What was in flight at a preemption still brings its tokens.
                         is_running = req[r, R_STATE] == IS_RUNNING
                         got = np.int64(1)
-                        if drafts > 0 and entries[j, B_PADDED] == 0:
+                        if drafts > 0 and batch[oldest, j, B_PADDED] == 0:
                             accepted = min(accept[req[r, R_CHECKS] % len(accept)], drafts)
                             req[r, R_CHECKS] += 1
                             got += accepted
@@ -951,7 +972,8 @@ def replay(  # type: ignore[no-untyped-def]
             if counters[STEPS] % sample_every == 0:
                 if num_samples == SAMPLES:
                     for j in range(SAMPLES // 2):
-                        samples[j] = samples[2 * j]
+                        for k in range(NUM_SAMPLE_COLUMNS):
+                            samples[j, k] = samples[2 * j, k]
                     num_samples = SAMPLES // 2
                     sample_every *= 2
                 samples[num_samples, 0] = now
@@ -995,8 +1017,11 @@ def replay(  # type: ignore[no-untyped-def]
             break
 
     counters[END_NS] = now
+    counters[NUM_SAMPLES] = num_samples
+    counters[LOG_LENGTH] = pos
     if counters[STATUS] == STATUS_OVERLOADED:
-        gaps[:] = 0
+        for j in range(GAP_BINS):
+            gaps[j] = 0
     for r in range(n):
         results[r, OUT] = req[r, R_KNOWN] - prompt[r]
     left = np.zeros(1 + state[S_WAITING] + state[S_RUNNING], np.int64)
@@ -1010,9 +1035,9 @@ def replay(  # type: ignore[no-untyped-def]
     return (
         results,
         counters,
-        log[:pos].copy(),
+        log,
         left,
         component_s,
         gaps,
-        samples[:num_samples].copy(),
+        samples,
     )

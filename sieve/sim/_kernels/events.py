@@ -55,6 +55,7 @@ from sieve.sim._kernels.layout import (
     NUM_COUNTERS,
     NUM_RESULTS,
     NUM_SAMPLE_COLUMNS,
+    NUM_SAMPLES,
     OUT,
     PATIENCE,
     PEAK_BATCH,
@@ -301,7 +302,8 @@ def _sample(samples, num_samples, every, now, running, waiting, used):  # type: 
     """Add a row to the thinned series; return how many there are and the steps between them."""
     if num_samples == SAMPLES:
         for j in range(SAMPLES // 2):
-            samples[j] = samples[2 * j]
+            for k in range(NUM_SAMPLE_COLUMNS):
+                samples[j, k] = samples[2 * j, k]
         num_samples = SAMPLES // 2
         every *= 2
     samples[num_samples, 0] = now
@@ -353,7 +355,10 @@ def replay(  # type: ignore[no-untyped-def]
     macro = settings[MACRO] != 0
     usable = settings[NUM_BLOCKS] - 1
 
-    results = np.full((n, NUM_RESULTS), -1, np.int64)
+    results = np.zeros((n, NUM_RESULTS), np.int64)
+    for r in range(n):
+        for k in range(NUM_RESULTS):
+            results[r, k] = -1
     counters = np.zeros(NUM_COUNTERS, np.int64)
     component_s = np.zeros(5, np.float64)
     gaps = np.zeros(GAP_BINS, np.int64)
@@ -376,8 +381,12 @@ def replay(  # type: ignore[no-untyped-def]
     ring = 1
     while ring < most_output + 2:
         ring *= 2
-    ends = np.full((ring, 2), -1, np.int64)
-    edges = np.full((size, 2), -1, np.int64)
+    ends = np.zeros((ring, 2), np.int64)
+    for i in range(ring):
+        ends[i, 0] = ends[i, 1] = -1
+    edges = np.zeros((size, 2), np.int64)
+    for i in range(size):
+        edges[i, 0] = edges[i, 1] = -1
     edge_count = np.zeros(size, np.int64)
 
     cache = np.zeros(NUM_CACHE, np.int64)
@@ -1009,6 +1018,7 @@ def replay(  # type: ignore[no-untyped-def]
             break
 
     counters[END_NS] = now
+    counters[NUM_SAMPLES] = num_samples
     for r in range(n):
         known = req[r, KNOWN]
         if req[r, PHASE] == DECODING:
@@ -1019,7 +1029,8 @@ def replay(  # type: ignore[no-untyped-def]
         if results[r, FIRST_TOKEN_NS] > now:
             results[r, FIRST_TOKEN_NS] = -1  # the result was not read
     if counters[STATUS] == STATUS_OVERLOADED:
-        gaps[:] = 0
+        for i in range(GAP_BINS):
+            gaps[i] = 0
     left = np.zeros(1 + num_waiting + num_running, np.int64)
     k = 1
     while k <= num_waiting:
@@ -1034,4 +1045,4 @@ def replay(  # type: ignore[no-untyped-def]
             left[k] = running[i]
             k += 1
     log = np.zeros(0, np.int64)
-    return results, counters, log, left, component_s, gaps, samples[:num_samples].copy()
+    return results, counters, log, left, component_s, gaps, samples

@@ -128,8 +128,9 @@ PEAK_BATCH: Final = 7
 PEAK_TOKENS: Final = 8
 FILLED_STEPS: Final = 9  # calls that scheduled something
 TIGHT_STEPS: Final = 10  # calls advanced inside a macro-step
-CLOCK_NS: Final = 11  # when the device is free again
-NUM_COUNTERS: Final = 12
+NUM_SAMPLES: Final = 11
+LOG_LENGTH: Final = 12
+NUM_COUNTERS: Final = 13
 
 STATUS_DONE: Final = 0
 STATUS_STALLED: Final = 1

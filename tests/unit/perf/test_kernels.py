@@ -14,7 +14,7 @@ from sieve.perf.attention import (
     prefill_curve,
 )
 from sieve.perf.base import Timing
-from sieve.perf.collectives import allreduce_timing, link_rate
+from sieve.perf.collectives import allreduce_note, allreduce_timing, link_rate
 from sieve.perf.constants import step_constants
 from sieve.perf.gemm import BF16, Precision, gemm_timing, linear_precision
 from sieve.perf.kernel_table import load
@@ -101,6 +101,22 @@ def test_gpus_without_a_fast_link_use_what_was_measured_over_pcie(make_shape, l4
     assert set(allreduce_timing(make_shape(gpu=l40s, tp=4), ONE).shares()) <= {
         "measured", "interpolated",
     }  # fmt: skip
+
+
+def test_a_condemned_all_reduce_falls_to_a_smaller_group(make_shape, l40s):
+    """8 L40S: no row is usable, so the ring of 4 with 7 steps in place of 3."""
+    table = load("l40s", "nccl")
+    assert ("all_reduce", "half", 8) not in table.sites
+    sizes, latency = table.curve(("all_reduce", "half", 4))
+    shape = make_shape(gpu=l40s, tp=8)
+    time = allreduce_timing(shape, sizes / shape.model.hidden_size)
+    np.testing.assert_allclose(
+        time.total_s, step_constants().allreduce_factor * latency * 7 / 3, rtol=1e-12
+    )
+    assert time.shares() == {"extrapolated": 1.0}
+    assert "4 GPUs, times 2.33" in allreduce_note(shape)
+    assert allreduce_note(make_shape(gpu=l40s, tp=4)) == ""
+    assert allreduce_note(make_shape(tp=8)) == ""
 
 
 def test_an_unknown_link_is_no_answer(make_shape, h100):

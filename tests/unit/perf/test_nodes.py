@@ -49,6 +49,17 @@ def test_a_fast_network_does_not_outrun_the_link_within_a_node(make_shape):
     assert at[0] > at[1] > at[2] == at[3]
 
 
+def test_leaving_a_node_does_not_help(make_shape, l40s):
+    # Four L40S share a slow PCIe tree, as measured; four more behind a network are no remedy.
+    tokens = np.array([1.0, 64.0, 2048.0])
+    near = allreduce_timing(make_shape(gpu=l40s, tp=4), tokens)
+    far = allreduce_timing(
+        make_shape(gpu=l40s, tp=8, nodes=2, gpus_per_node=4, scale_out_bytes_per_s=PORT), tokens
+    )
+    assert (far.total_s >= near.total_s).all()
+    assert far.total_s[-1] == pytest.approx(near.total_s[-1])
+
+
 def test_one_rank_on_each_node_has_no_link_but_the_network(make_shape):
     shape = make_shape(tp=2, nodes=2, scale_out_bytes_per_s=PORT)
     time = collective_timing(shape, "all_gather", 2, np.array([1e9]))

@@ -141,6 +141,13 @@ def test_stages_are_judged_on_their_own_layers() -> None:  # vllm#34076
     whole = fit(configure("Qwen/Qwen3-30B-A3B-FP8", H100, **options))
     # A block of a stage holds its half of the layers.
     assert found.stages[0].block_bytes == pytest.approx(whole.stages[0].block_bytes / 2)
+    # The thread's own split, 16 and 32 of 48 layers: a third and two thirds.
+    uneven = fit(
+        configure("Qwen/Qwen3-30B-A3B-FP8", H100, pp=2, pp_layer_partition=(16, 32), **options)
+    )
+    shares = [stage.block_bytes / whole.stages[0].block_bytes for stage in uneven.stages]
+    assert shares == pytest.approx([1 / 3, 2 / 3])
+    assert uneven.num_blocks == uneven.stages[1].num_blocks < found.num_blocks
     assert found.num_blocks == min(stage.num_blocks for stage in found.stages)
 
 

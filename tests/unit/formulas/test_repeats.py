@@ -8,8 +8,9 @@ import numpy as np
 
 from sieve.catalog.engines import load_engine
 from sieve.catalog.models import load_model
-from sieve.memory.condense import LEAST_ROWS, condensed
+from sieve.formulas.repeats import LEAST_ROWS, condensed, distinct
 from sieve.memory.ledger import Ledger, LedgerInput, ledger
+from sieve.validity.rules import Candidates, Verdicts, check
 
 
 def grid(n: int) -> dict[str, np.ndarray]:
@@ -71,3 +72,38 @@ def test_a_ledger_is_the_same_row_by_row() -> None:
         for field in fields(Ledger):
             found = getattr(together, field.name)[start : start + 1024]
             assert (found == getattr(alone, field.name)).all(), field.name
+
+
+def test_distinct_values_that_a_sample_misses() -> None:
+    column = np.ones(5000)
+    column[1] = np.nan
+    column[3] = 7.0
+    values, place = distinct(column)
+    assert values[:2].tolist() == [1.0, 7.0]
+    assert np.isnan(values[2])
+    assert place[[0, 1, 3]].tolist() == [0, 2, 1]
+
+
+def test_rules_are_the_same_row_by_row() -> None:
+    n = LEAST_ROWS
+    draw = np.random.default_rng(3)
+    columns = {
+        "tp": draw.choice([1, 3, 8, 16], n), "pp": draw.choice([1, 2, 64], n),
+        "ep": np.ones(n, np.int64), "replicas": draw.choice([1, 4], n),
+        "max_num_seqs": draw.choice([64, 4096], n), "max_num_batched_tokens": np.full(n, 2048),
+        "max_model_len": np.full(n, 4096), "rates_known": draw.choice([True, False], n),
+        "compute_capability": draw.choice([7.5, 9.0, np.nan], n),
+        "needs_capability": np.full(n, 8.0), "dcp": draw.choice([1, 2], n),
+    }  # fmt: skip
+    model = load_model("Qwen/Qwen3-30B-A3B")
+    limits = {"gpus_per_node": 8, "max_gpus": 16, "longest_request": 500}
+    engine = load_engine("vllm")
+    together = check(Candidates(model=model, **columns, **limits), engine.rules)
+    assert len(set(together.reason.tolist())) > 5
+    for start in range(0, n, 1024):
+        rows = slice(start, start + 1024)
+        part = {name: column[rows] for name, column in columns.items()}
+        alone = check(Candidates(model=model, **part, **limits), engine.rules)
+        for field in fields(Verdicts):
+            one, other = getattr(together, field.name)[rows], getattr(alone, field.name)
+            assert one.tolist() == other.tolist() or np.array_equal(one, other, equal_nan=True)
