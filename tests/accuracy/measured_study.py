@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,8 +24,15 @@ from sieve.verify.measured_replay import Replays
 from sieve.verify.measured_rows import MeasuredRow, read_rows
 from sieve.verify.measured_setup import Setup, setup_of
 
-METRICS = {"tpot": "TPOT", "ttft": "TTFT", "output_tokens_per_s": "throughput"}
-TARGETS = {"tpot": (5.0, 9.0), "ttft": (12.0, 20.0), "output_tokens_per_s": (None, 8.0)}
+LITTLE = "little"
+METRICS = {
+    "tpot": "TPOT", "ttft": "TTFT", "output_tokens_per_s": "throughput",
+    LITTLE: "throughput, derived",
+}  # fmt: skip
+TARGETS = {
+    "tpot": (5.0, 9.0), "ttft": (12.0, 20.0), "output_tokens_per_s": (None, 8.0),
+    LITTLE: (None, 8.0),
+}  # fmt: skip
 FEW = 20
 FAMILIES = {
     "state": "hybrid, linear attention", "latent": "latent attention (MLA), sparse, experts",
@@ -62,10 +69,20 @@ class Case:
 
     def error(self, metric: str, *, out: bool) -> float:
         """Return the signed relative error in per cent, nan where the metric is not stated."""
-        name = metric if metric in self.row.measured else f"{metric}_p50"
-        got = (self.left_out if out else self.trained).get(name)
-        true = self.row.measured.get(name)
+        predicted = self.left_out if out else self.trained
+        if metric == LITTLE:
+            if "output_tokens_per_s" in self.row.measured or self.row.regime != "closed loop":
+                return float("nan")
+            got, true = self.by_little(predicted), self.by_little(self.row.measured)
+        else:
+            name = metric if metric in self.row.measured else f"{metric}_p50"
+            got, true = predicted.get(name), self.row.measured.get(name)
         return 100 * (got / true - 1) if got and true else float("nan")
+
+    def by_little(self, latency: Mapping[str, float]) -> float:
+        """Return the tokens per second of a closed loop that latencies imply (Little's law)."""
+        users, answer = self.row.numbers["concurrency"] or 0.0, self.row.numbers["osl_mean"] or 1.0
+        return users * answer / (latency["ttft"] + latency["tpot"] * (answer - 1))
 
 
 def group_of(setup: Setup) -> str:
@@ -239,7 +256,8 @@ def main() -> None:
     print("measured. `median`, `mean` and `bias` are with constants fitted *without* the row's")
     print("model x GPU, `training` with the shipped constants. Repeats of one configuration differ")
     print("by 2 % in TTFT and 0.3 % in TPOT in the median, and by 20 % and 10 % at the 90th")
-    print("percentile: nothing can be closer than that.")
+    print("percentile: nothing can be closer than that. Closed loops without a measured throughput")
+    print("have a derived one on either side: users x answer / (TTFT + TPOT x (answer - 1)).")
     targets(cases)
     table(cases, "regime", lambda case: case.row.regime)
     table(cases, "GPU", lambda case: case.setup.gpu.name)
