@@ -99,6 +99,7 @@ COLUMNS: Final = (
     Column("kv_block_bytes_per_gpu", _F, "bytes", 2, "one KV block on one rank"),
     Column("num_gpu_blocks", _I, "", 2, "KV blocks a request can use"),
     Column("kv_tokens", _I, "tokens", 2, "tokens of KV cache of one replica"),
+    Column("blocks_per_request", _I, "", 2, "KV blocks that a mean request holds when it ends"),
     Column("batch", _I, "", 3, "largest batch before the binding limit"),
     Column("batch_limit", _S, "", 3, "what binds the batch: pages, tpot, max_num_seqs or slim"),
     Column("score", _F, "", 4, "shortlist score, larger is better"),

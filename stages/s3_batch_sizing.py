@@ -18,7 +18,7 @@ import polars as pl
 
 from sieve.arrays import FloatArray, IntArray
 from sieve.context import RunContext
-from sieve.formulas.sizing import NO_LIMIT, BatchLimits, ceil_div, decode_step_s, max_batch
+from sieve.formulas.sizing import NO_LIMIT, BatchLimits, decode_step_s, max_batch
 from sieve.perf.advisor import advised_batch, end_to_end_s
 from sieve.perf.cache import FAMILY
 from sieve.perf.capacity import decode_curve_s
@@ -52,7 +52,7 @@ def run(candidates: pl.DataFrame, context: RunContext) -> StageResult:
         pl.Series("batch_limit", binding.astype(str), pl.String),
     )
     pages, tpot = binding == "pages", binding == "tpot"
-    tokens, target_s = float(_tokens_per_seq(context)), tpot_limit_s(context) or np.nan
+    tokens, target_s = float(context.workload.mean_tokens), tpot_limit_s(context) or np.nan
     slow = np.where(tpot, alone_s, e2e_alone_s)
     return split(
         frame,
@@ -63,11 +63,6 @@ def run(candidates: pl.DataFrame, context: RunContext) -> StageResult:
         limit=pl.Series(np.where(pages, tokens, np.where(tpot, target_s, _e2e_limit_s(context)))),
         unit=pl.Series(np.where(pages, _PAGES, np.where(tpot, _TPOT, _E2E))),
     )
-
-
-def _tokens_per_seq(context: RunContext) -> int:
-    """Return the tokens that one mean request holds when it ends."""
-    return int(np.ceil(context.workload.mean_input + context.workload.mean_output))
 
 
 def tpot_limit_s(context: RunContext) -> float | None:
@@ -119,7 +114,7 @@ def _plain_limits(candidates: pl.DataFrame, context: RunContext) -> tuple[BatchL
     limits = max_batch(
         usable_pages=candidates["num_gpu_blocks"].to_numpy(),
         page_tokens=candidates["block_size"].to_numpy(),
-        tokens_per_seq=_tokens_per_seq(context),
+        tokens_per_seq=context.workload.mean_tokens,
         max_num_seqs=candidates["max_num_seqs"].to_numpy(),
         tpot_slo_s=tpot_limit_s(context),
         **step,
@@ -129,8 +124,8 @@ def _plain_limits(candidates: pl.DataFrame, context: RunContext) -> tuple[BatchL
 
 def _limits(candidates: pl.DataFrame, context: RunContext) -> tuple[BatchLimits, FloatArray]:
     """Return the limits of a real engine, read from each family's step table, and TPOT(1)."""
-    blocks = ceil_div(_tokens_per_seq(context), candidates["block_size"].to_numpy())
-    by_pages = candidates["num_gpu_blocks"].to_numpy() // blocks
+    blocks = candidates["num_gpu_blocks"].to_numpy()
+    by_pages = blocks // candidates["blocks_per_request"].to_numpy()
     seqs = candidates["max_num_seqs"].to_numpy()
     by_tpot, alone_s = np.full(len(candidates), NO_LIMIT, np.int64), np.zeros(len(candidates))
     target_s = tpot_limit_s(context)

@@ -19,11 +19,14 @@ from sieve.arrays import EVIDENCE_CLASSES, FloatArray, Requests, SimResult, Step
 from sieve.context import RunContext
 from sieve.formulas.sizing import cost_per_mtok
 from sieve.frames import METRICS, bound_column
+from sieve.memory.cache import cache_groups, cache_layouts
+from sieve.memory.ledger import has_one_kind
 from sieve.perf.cache import FAMILY
 from sieve.ranking.intervals import evidence_shares, log_error, weakest_class
 from sieve.ranking.objective import metrics_of, statistics_of
 from sieve.sim.metrics import BASE_STATISTICS, meets, metrics, per_request, queue_growth
 from sieve.sim.replay import REQUEST_EXCEEDS_CACHE, ReplaySettings, simulate
+from sieve.sim.traffic_input import CacheGroup
 from sieve.spec import LatencyLimits
 from sieve.spec.slo import latency_column
 from sieve.stage import Stage, StageResult, split
@@ -130,6 +133,7 @@ def settings_of(row: Mapping[str, Any], context: RunContext) -> ReplaySettings:
         max_num_batched_tokens=row["max_num_batched_tokens"],
         num_gpu_blocks=row["num_gpu_blocks"],
         block_size=row["block_size"],
+        groups=groups_of(row, context),
         full_reservation=bool(context.engine.replay["full_reservation"]),
         reserve_full_isl=bool(context.engine.replay["reserve_full_isl"]),
         chunked_prefill=row["enable_chunked_prefill"],
@@ -140,6 +144,24 @@ def settings_of(row: Mapping[str, Any], context: RunContext) -> ReplaySettings:
         long_prefill_token_threshold=row["long_prefill_token_threshold"],
         watermark=float(context.engine.defaults.get("watermark", 0.0)),
     )
+
+
+def groups_of(row: Mapping[str, Any], context: RunContext) -> tuple[CacheGroup, ...]:
+    """Return the kinds of cache of a candidate's engine, () where there is one for every token."""
+    if context.is_reference or has_one_kind(context.model):
+        return ()
+    shared = row["decode_context_parallel_size"]
+    layouts = cache_layouts(
+        context.model,
+        tp=row["tp"],
+        pp=row["pp"],
+        kv_bytes=row["kv_bytes_per_element"],
+        block_size=row["block_size"] // shared,
+        kv_dtype="",
+        rules=tuple(sorted(context.engine.cache.items())),
+        dcp=shared,
+    )
+    return cache_groups(max(layouts, key=lambda layout: layout.num_groups))
 
 
 def _jobs(candidates: pl.DataFrame, context: RunContext) -> list[_Job]:

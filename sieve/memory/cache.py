@@ -82,6 +82,18 @@ class CacheLayout:
         return sum(g.groups * self.block_bytes / g.block_tokens for g in growing)
 
 
+def cache_groups(layout: CacheLayout) -> tuple[tuple[int, int, int], ...]:
+    """Return (window, tokens in a block, blocks whatever the length) of every group of a stage.
+
+    Chunked local attention is taken as a window of the chunk's length, which holds at most as much.
+    """
+    return tuple(
+        (group.window_tokens, group.block_tokens, group.state_blocks)
+        for group in layout.groups
+        for _ in range(group.groups)
+    )
+
+
 def blocks_per_request(
     layout: CacheLayout, tokens: IntArray, in_flight_tokens: IntArray
 ) -> IntArray:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from sieve.arrays import BoolArray, FloatArray, IntArray
 from sieve.catalog.architecture import EngineProfile, ModelArchitecture
+from sieve.catalog.matrices import layer_plans
 from sieve.formulas.repeats import condensed, distinct
 from sieve.formulas.sizing import gfloor_array, kv_pages
 from sieve.memory import reserves
@@ -151,6 +152,64 @@ def _each(model: ModelArchitecture, engine: EngineProfile, given: LedgerInput) -
     return _closed(best, overflow)
 
 
+def request_blocks(
+    model: ModelArchitecture, engine: EngineProfile, given: LedgerInput, tokens: IntArray
+) -> IntArray:
+    """Return the blocks that one request of `tokens` holds on the stage where it needs most, (n,).
+
+    Args:
+        model: architecture.
+        engine: profile.
+        given: the candidates.
+        tokens: (n,) prompt and answer.
+    """
+    n = len(given.tp)
+    if n == 0 or engine.name == "reference" or has_one_kind(model):
+        return np.asarray(-(-tokens // (given.block_size * _or(given.dcp, n, 1))), np.int64)
+    in_flight = _or(given.max_num_batched_tokens, n, _least_budget(engine)) * int(
+        engine.cache.get("batches_in_flight", 1)
+    )
+    shapes, place = _shapes(given)
+    tables = _StageTables(model, engine, shapes, given.kv_dtype, given.partition)
+    stages = [tables.needed(i, place, tokens, in_flight) for i in range(tables.depth)]
+    return np.asarray(np.maximum.reduce(stages), np.int64)
+
+
+def longest_request(
+    model: ModelArchitecture,
+    engine: EngineProfile,
+    given: LedgerInput,
+    num_blocks: IntArray,
+    limit: IntArray,
+) -> IntArray:
+    """Return the most tokens, up to `limit`, of a request that `num_blocks` hold, (n,)."""
+    low, high = np.zeros(len(limit), np.int64), np.array(limit, np.int64)
+    while (open_ := low < high).any():
+        middle = (low + high + 1) // 2
+        fits = request_blocks(model, engine, given, middle) <= num_blocks
+        low = np.where(open_ & fits, middle, low)
+        high = np.where(open_ & ~fits, middle - 1, high)
+    return low
+
+
+def has_one_kind(model: ModelArchitecture) -> bool:
+    """Return whether all layers with a cache keep every token, in one kind of block."""
+    kinds = {plan.kind for plan in layer_plans(model) if plan.kind is not None}
+    return len(kinds) == 1 and next(iter(kinds)).kind in {"full", "latent"}
+
+
+def _shapes(given: LedgerInput) -> tuple[list[tuple[float, ...]], IntArray]:
+    n = len(given.tp)
+    expert = given.weight_bytes_per_param
+    if given.expert_bytes_per_param is not None:
+        expert = given.expert_bytes_per_param
+    return _distinct(
+        given.tp, given.pp, _or(given.ep, n, 1), given.weight_bytes_per_param,
+        given.load_bytes_per_param, expert, given.kv_bytes_per_element, given.block_size,
+        _or(given.dcp, n, 1),
+    )  # fmt: skip
+
+
 def stage_ledgers(
     model: ModelArchitecture, engine: EngineProfile, given: LedgerInput
 ) -> Iterator[Ledger]:
@@ -161,9 +220,6 @@ def stage_ledgers(
     n = len(given.tp)
     constants = engine.ledger
     ep = _or(given.ep, n, 1)
-    expert = given.weight_bytes_per_param
-    if given.expert_bytes_per_param is not None:
-        expert = given.expert_bytes_per_param
     tokens = _or(given.max_num_batched_tokens, n, _least_budget(engine))
     eager = np.zeros(n, np.bool_) if given.enforce_eager is None else given.enforce_eager
     lengths = _length(model, given)
@@ -179,10 +235,7 @@ def stage_ledgers(
     non_torch = _corrected(
         reserves.non_torch_bytes(constants, given.tp * given.pp), extra, "non_torch_bytes"
     )
-    shapes, place = _distinct(
-        given.tp, given.pp, ep, given.weight_bytes_per_param, given.load_bytes_per_param, expert,
-        given.kv_bytes_per_element, given.block_size, _or(given.dcp, n, 1),
-    )  # fmt: skip
+    shapes, place = _shapes(given)
     tables = _StageTables(model, engine, shapes, given.kv_dtype, given.partition)
     for stage in range(tables.depth):
         weights, load = tables.weights[stage][place], tables.load[stage][place]

@@ -35,6 +35,11 @@ class Workload:
     longest: int
 
     @property
+    def mean_tokens(self) -> int:
+        """Tokens that one mean request holds when it ends, rounded up."""
+        return int(np.ceil(self.mean_input + self.mean_output))
+
+    @property
     def offered_tokens_per_s(self) -> float | None:
         """Output tokens per second that the traffic asks for; None for a closed loop or burst."""
         if self.rate_per_s is None or not np.isfinite(self.rate_per_s):

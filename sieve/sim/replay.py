@@ -25,6 +25,10 @@ from sieve.units import NS_PER_S
 
 __all__ = ["REQUEST_EXCEEDS_CACHE", "STOPPED_EARLY", "ReplaySettings", "simulate"]
 
+MAX_TOKENS = 10_000_000
+MAX_SPAN_S = 1e9
+"""Nanoseconds of it fit 64 bits with room."""
+
 REQUEST_EXCEEDS_CACHE = "request_exceeds_cache"
 STOPPED_EARLY = "queue_grows_without_bound"
 """A request waited longer than `ReplaySettings.max_wait_s`."""
@@ -54,6 +58,7 @@ def simulate(
             loop has sessions.
     """
     _check(table, settings, replicas)
+    _check_requests(requests)
     users = requests.closed_loop_users
     if users is not None and requests.previous is not None:
         raise InvalidInput("a closed loop has no sessions: each user sends the next request")
@@ -94,6 +99,55 @@ def lane_of(requests: Requests, lanes: int) -> IntArray:
         root = np.where(follows, previous[root], root)
     begins = previous < 0
     return np.asarray((np.cumsum(begins) - 1)[root] % lanes, np.int64)
+
+
+def _check_requests(requests: Requests) -> None:
+    """Refuse traffic that no reader makes: the compiled loops trust their arrays.
+
+    Raises:
+        InvalidInput: names the first request that is wrong.
+    """
+    n = len(requests)
+    if n == 0:
+        raise InvalidInput("the traffic has no requests")
+    previous = np.full(n, -1) if requests.previous is None else requests.previous
+    delay = np.zeros(n) if requests.delay_s is None else requests.delay_s
+    arrival, prompt, output = requests.arrival_s, requests.input_tokens, requests.output_tokens
+    if not all(len(a) == n for a in (prompt, output, previous, delay)):
+        raise InvalidInput("the traffic's arrays differ in length")
+    waits = previous >= 0
+    faults = (
+        (
+            ~((arrival >= 0) & (arrival <= MAX_SPAN_S)),
+            arrival,
+            f"arrival, expected 0 to {MAX_SPAN_S:g} s",
+        ),
+        (np.diff(arrival, prepend=0.0) < 0, arrival, "arrival, earlier than the request before"),
+        (
+            (prompt < 1) | (prompt > MAX_TOKENS),
+            prompt,
+            f"prompt tokens, expected 1 to {MAX_TOKENS:,}",
+        ),
+        (
+            (output < 1) | (output > MAX_TOKENS),
+            output,
+            f"answer tokens, expected 1 to {MAX_TOKENS:,}",
+        ),
+        (
+            (previous < -1) | (previous >= np.arange(n)),
+            previous,
+            "previous turn, expected one before it",
+        ),
+        (
+            waits & ~((delay >= 0) & (delay <= MAX_SPAN_S)),
+            delay,
+            f"delay, expected 0 to {MAX_SPAN_S:g} s",
+        ),
+    )
+    for bad, values, what in faults:
+        if bad.any():
+            i = int(np.argmax(bad))
+            raise InvalidInput(f"request {i}: {values[i]} is its {what}")
 
 
 def _share(users: int | None, lane: int, lanes: int) -> int:

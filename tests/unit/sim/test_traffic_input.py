@@ -226,3 +226,74 @@ def test_a_warm_up_is_replayed_and_not_counted(tables):
     assert kept.makespan_s == pytest.approx(2.0)
     with pytest.raises(InvalidInput, match="leaves no request"):
         after_warm_up(requests, result, 50.0)
+
+
+def test_every_group_takes_its_own_blocks(tables):
+    """40 tokens in blocks of 4 and two groups: 20 blocks; with a third group of blocks of 8: 25."""
+    table = tables.affine(base=1.0)
+    requests = Requests(np.zeros(1), np.array([30]), np.array([10]))
+    two, three = ((0, 4, 0), (0, 4, 0)), ((0, 4, 0), (0, 4, 0), (0, 8, 0))
+    for groups, needed in ((two, 20), (three, 25)):
+        fits = simulate(requests, table, settings_(groups=groups, num_gpu_blocks=needed))
+        assert fits.status == ""
+        # The last token is never cached, but its block's size makes no difference here.
+        assert fits.peak_blocks == needed
+        short = simulate(requests, table, settings_(groups=groups, num_gpu_blocks=needed - 1))
+        assert short.status == "request_exceeds_cache"
+
+
+def test_a_window_gives_blocks_back(tables):
+    """A window of 8 tokens over 4-token blocks, one decode at a time: it holds 3 blocks at most."""
+    table = tables.affine(base=1.0)
+    requests = Requests(np.zeros(1), np.array([4]), np.array([60]))
+    limits = settings_(groups=((0, 4, 0), (8, 4, 0)), max_num_batched_tokens=8, num_gpu_blocks=40)
+    result = simulate(requests, table, limits)
+    assert result.status == ""
+    assert result.peak_blocks == 16 + 3
+    plain = simulate(requests, table, settings_(groups=((0, 4, 0),) * 2, num_gpu_blocks=40))
+    assert plain.peak_blocks == 16 + 16
+
+
+def test_states_are_held_from_the_first_token_to_the_last(tables):
+    """Three blocks of state a request: 12 blocks seat three of 4 tokens, not four."""
+    table = tables.affine(base=1.0)
+    requests = Requests(np.zeros(4), np.full(4, 3), np.ones(4, int))
+    limits = settings_(groups=((0, 4, 0), (0, 4, 3)), num_gpu_blocks=12)
+    result = simulate(requests, table, limits)
+    assert result.scheduled_s.tolist() == [0.0, 0.0, 0.0, 1.0]
+    assert result.peak_blocks == 12
+
+
+def test_prefixes_are_not_shared_among_kinds_whose_blocks_differ(tables):
+    prefix = prefix_of([24, 24], [[0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5]], 4)
+    requests = Requests(np.array([0.0, 10.0]), np.array([24, 24]), np.array([1, 1]), prefix=prefix)
+    table = tables.affine(base=1.0)
+    alike = settings_(prefix_caching=True, groups=((0, 4, 0), (0, 4, 0)))
+    assert simulate(requests, table, alike).cached_tokens.tolist() == [0, 20]
+    for other in ((0, 8, 0), (0, 4, 2)):
+        limits = settings_(prefix_caching=True, groups=((0, 4, 0), other))
+        assert simulate(requests, table, limits).cached_tokens.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"arrival_s": np.array([0.0, np.nan])}, "request 1: nan is its arrival"),
+        ({"arrival_s": np.array([3.0, 1.0])}, "request 1: 1.0 is its arrival, earlier"),
+        ({"arrival_s": np.array([-1.0, 1.0])}, "request 0: -1.0 is its arrival, expected 0"),
+        ({"input_tokens": np.array([0, 4])}, "request 0: 0 is its prompt tokens"),
+        ({"output_tokens": np.array([4, 0])}, "request 1: 0 is its answer tokens"),
+        ({"output_tokens": np.array([4])}, "differ in length"),
+        ({"previous": np.array([1, -1])}, "request 0: 1 is its previous turn"),
+        (
+            {"previous": np.array([-1, 0]), "delay_s": np.array([0.0, -2.0])},
+            "request 1: -2.0 is its delay",
+        ),
+    ],
+)
+def test_traffic_that_no_reader_makes_is_refused(tables, change, message):
+    given = {
+        "arrival_s": np.zeros(2), "input_tokens": np.full(2, 4), "output_tokens": np.full(2, 2)
+    }  # fmt: skip
+    with pytest.raises(InvalidInput, match=message):
+        simulate(Requests(**(given | change)), tables.affine(base=1.0), settings_())
