@@ -23,6 +23,7 @@ from sieve.catalog.model_names import (
     same_maker,
     taken_apart,
 )
+from sieve.catalog.model_twins import TWINS, Twin
 from sieve.catalog.names import listed, nearest_names
 from sieve.catalog.safetensors import read_stored_weights
 from sieve.errors import CatalogError, NotYetError
@@ -284,6 +285,19 @@ def _no_constant(text: str) -> float:
     raise ValueError(f"{text} is not a number")
 
 
+def _from_twin(name: str, dtype: str, twin: Twin) -> ModelArchitecture:
+    """Return the entry of another model with the same layers, with the reason."""
+    arch = _from_catalogue(twin.entry)
+    notes = (
+        *arch.assumed,
+        f"{name!r} {_ALIAS_SIGN} {twin.entry!r}: {twin.reason}; {CONTEXT_NOTE}",
+    )
+    if dtype and dtype != arch.checkpoint_dtype:
+        notes += (f"checkpoint precision {dtype}, from the name {name!r}",)
+        arch = replace(arch, checkpoint_dtype=dtype, expert_dtype="", quant_block=0, quant_group=0)
+    return replace(arch, assumed=notes, context_limit_sure=False)
+
+
 def _from_alias(name: str) -> ModelArchitecture:
     wanted = taken_apart(name)
     candidates = [
@@ -291,6 +305,9 @@ def _from_alias(name: str) -> ModelArchitecture:
         for entry in _catalogue()
         if (known := taken_apart(entry)).key == wanted.key and same_maker(wanted.org, known.org)
     ]
+    twin = TWINS.get(wanted.key)
+    if not candidates and twin is not None and same_maker(wanted.org, twin.org):
+        return _from_twin(name, wanted.dtype, twin)
     if not candidates:
         nearest = ", ".join(nearest_names(name, _catalogue()))
         raise CatalogError(

@@ -27,6 +27,7 @@ from sieve.cli import (
     slim,
     tables,
     verify,
+    verify_measured,
     verify_memory,
 )
 from sieve.cli.output import fail, print_json
@@ -63,6 +64,8 @@ app.command("calibrate")(calibrate.calibrate)
 app.add_typer(slim.app)
 app.add_typer(tables.app)
 verify.app.command("memory")(verify_memory.memory)
+verify.app.command("measured")(verify_measured.measured)
+verify.app.command("steps")(verify_measured.steps)
 app.add_typer(verify.app)
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
 import numpy as np
 
 from sieve.arrays import FloatArray
-from sieve.catalog.architecture import Gpu
-from sieve.perf.base import EXTRAPOLATED, MEASURED, ROOFLINE, ServingShape, Timing
+from sieve.catalog.architecture import Gpu, LayerKind
+from sieve.perf.base import EXTRAPOLATED, MEASURED, ROOFLINE, Part, ServingShape, Timing, split
+from sieve.perf.constants import step_constants
 from sieve.perf.interpolate import grid_evidence, linear, refine_loglog
 from sieve.perf.kernel_table import KernelTable, Key
 from sieve.perf.roofline import (
@@ -19,11 +20,6 @@ from sieve.perf.roofline import (
     prefill_attention_limit_s,
     prefill_attention_roofline_s,
 )
-
-DECODE_ATTENTION_FACTOR: Final = 1.17
-"""The table has equal lengths in a batch. Fitted on 231 vLLM runs (1.14-1.22 over folds)."""
-PREFILL_ATTENTION_FACTOR: Final = 1.4
-"""Fitted on the same runs (1.2-1.5), weakly: 1.0 costs 0.3 point of median TTFT error."""
 
 _POINTS_PER_SEGMENT: Final = 3
 _GROWTH_ABOVE_TABLE: Final = 1.2
@@ -38,12 +34,14 @@ class Heads:
         kv_heads: KV heads.
         head_dim: per head.
         kv_bytes: bytes of one cached number.
+        window: tokens that a token sees, itself included; 0: all before it.
     """
 
     heads: int
     kv_heads: int
     head_dim: int
     kv_bytes: int
+    window: int = 0
 
     @classmethod
     def of(cls, shape: ServingShape) -> Heads:
@@ -53,10 +51,28 @@ class Heads:
             shape.kv_bytes_per_element,
         )  # fmt: skip
 
+    @classmethod
+    def of_kind(cls, kind: LayerKind, shape: ServingShape) -> Heads:
+        """Return the attention of one kind of layers of a deployment."""
+        return cls(
+            split(kind.num_attention_heads, shape.tp), split(kind.num_key_value_heads, shape.tp),
+            kind.head_dim, shape.kv_bytes_per_element, kind.window_tokens,
+        )  # fmt: skip
+
     def is_site(self, site: Key) -> bool:
-        """Whether a site of an attention table has these heads and this KV precision."""
+        """Whether a site of an attention table has these heads, KV precision and window."""
         counts = (self.head_dim, self.heads, self.kv_heads)
-        return _heads_of(site) == counts and str(site[1]).startswith("fp8") == (self.kv_bytes == 1)
+        same_cache = str(site[1]).startswith("fp8") == (self.kv_bytes == 1)
+        return _heads_of(site) == counts and same_cache and site[3] == self.window
+
+    def seen(self, context: FloatArray) -> FloatArray:
+        """Return how many of the last `context` tokens a token attends to."""
+        return np.minimum(context, self.window) if self.window else context
+
+    def pairs(self, length: FloatArray) -> FloatArray:
+        """Return the (query, key) pairs of prompts of `length` tokens, n^2/2 without a window."""
+        inside = self.seen(length)
+        return np.asarray(inside * length - inside * inside / 2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,13 +111,33 @@ def decode_timing(
     gpu: Gpu, table: KernelTable | None, heads: Heads, batch: FloatArray, context: FloatArray
 ) -> Timing:
     """Return the times of one layer on the grid batch x context, flattened to (nb * nc,)."""
-    kv_tokens = np.outer(batch, context).ravel()
+    part = decode_part(gpu, table, heads, batch, context)
+    return part.at(getattr(step_constants(), part.constant, 1.0))
+
+
+def decode_part(
+    gpu: Gpu,
+    table: KernelTable | None,
+    heads: Heads,
+    batch: FloatArray,
+    context: FloatArray,
+    count: float = 1.0,
+) -> Part:
+    """Return `count` layers on the grid batch x context, flattened to (nb * nc,), as measured.
+
+    A window that was not measured is taken as full attention over the tokens it sees.
+    """
+    kv_tokens = np.outer(batch, heads.seen(context)).ravel()
     facts = (heads.kv_heads, heads.head_dim, heads.kv_bytes)
-    surface = None if table is None else _decode_surface(gpu, table, heads)
-    if surface is None:
-        return Timing.of(decode_attention_roofline_s(gpu, kv_tokens, *facts), ROOFLINE)
+    site = None if table is None else nearest_site(table, heads)
+    if table is None or site is None:
+        roofline = decode_attention_roofline_s(gpu, kv_tokens, *facts)
+        return Part(Timing.of(roofline, ROOFLINE), count=count)
     limit = decode_attention_limit_s(gpu, kv_tokens, *facts)
-    return surface.at(batch, context).scaled(DECODE_ATTENTION_FACTOR).at_least(limit)
+    own_window = site[3] == heads.window
+    seen = context if own_window else heads.seen(context)
+    timing = _decode_surface(gpu, table, site, heads).at(batch, seen)
+    return Part(timing, limit, "decode_attention_factor", count)
 
 
 def decode_grid(
@@ -120,42 +156,62 @@ def decode_grid(
 def prefill_curve(
     gpu: Gpu, table: KernelTable | None, heads: Heads, longest: int
 ) -> tuple[FloatArray, Timing, Timing]:
-    """Return lengths (np,) from 0, one layer's times there, and its floor (one point).
+    """Return lengths (np,) from 0, one layer's times there, and its floor (one point)."""
+    lengths = prefill_grid(table, heads, longest)
+    part, floor = prefill_part(gpu, table, heads, lengths)
+    return lengths, part.at(getattr(step_constants(), part.constant, 1.0)), floor
 
-    The batch-1 curve with its offset removed, finer than measured (its segments bend), continued
-    above the table in proportion to the work, never faster than the hardware.
+
+def prefill_grid(table: KernelTable | None, heads: Heads, longest: int) -> FloatArray:
+    """Return lengths from 0: finer than measured (segments bend), continued beyond `longest`."""
+    site = None if table is None else nearest_site(table, heads)
+    grid = np.array([16.0])
+    if table is not None and site is not None:
+        _, measured, surface = table.surface(site)
+        grid = measured[np.isfinite(surface[0])]
+        grid, _ = refine_loglog(grid, grid, _POINTS_PER_SEGMENT)
+    return np.append(0.0, _lengths_above(grid, longest))
+
+
+def prefill_part(
+    gpu: Gpu, table: KernelTable | None, heads: Heads, lengths: FloatArray, count: float = 1.0
+) -> tuple[Part, Timing]:
+    """Return `count` layers at prompts of `lengths` (np,), 0 at 0, and one layer's floor.
+
+    The batch-1 curve with its offset removed, continued above the table in proportion to the
+    pairs of tokens, never faster than the hardware.
     """
     site = None if table is None else nearest_site(table, heads)
     if table is None or site is None:
-        grid = _lengths_above(np.array([16.0]), longest)
-        time = prefill_attention_roofline_s(gpu, grid, heads.heads, heads.head_dim)
+        work = np.sqrt(2 * heads.pairs(lengths))
+        time = prefill_attention_roofline_s(gpu, work, heads.heads, heads.head_dim)
         floor = prefill_attention_roofline_s(gpu, np.zeros(1), heads.heads, heads.head_dim)
-        lengths, timing = grid, Timing.of(time - floor, ROOFLINE)
-        offset = Timing.of(floor, ROOFLINE)
-    else:
-        lengths, timing, offset = _measured_prefill(gpu, table, site, heads, longest)
-    limit = prefill_attention_limit_s(gpu, lengths, heads.heads, heads.head_dim)
-    timing = timing.scaled(PREFILL_ATTENTION_FACTOR).at_least(limit)
-    start = Timing.zeros(1)
-    return np.append(0.0, lengths), Timing(np.hstack([start.by_class, timing.by_class])), offset
+        return Part(Timing.of(time - floor, ROOFLINE), count=count), Timing.of(floor, ROOFLINE)
+    timing, offset = _measured_prefill(gpu, table, site, heads, lengths)
+    equal = np.sqrt(2 * heads.pairs(lengths))
+    limit = prefill_attention_limit_s(gpu, equal, heads.heads, heads.head_dim)
+    return Part(timing, limit, "prefill_attention_factor", count), offset
 
 
 def _measured_prefill(
-    gpu: Gpu, table: KernelTable, site: Key, heads: Heads, longest: int
-) -> tuple[FloatArray, Timing, Timing]:
-    """Return lengths, times without offset and the offset of a measured or like layer."""
+    gpu: Gpu, table: KernelTable, site: Key, heads: Heads, lengths: FloatArray
+) -> tuple[Timing, Timing]:
+    """Return times without offset and the offset of a measured or like layer."""
     _, grid, surface = table.surface(site)
     known = np.isfinite(surface[0])
     grid, latency = grid[known], surface[0][known]
-    scale = _prefill_scale(gpu, site, heads, grid)
-    latency = np.maximum.accumulate(latency * scale)
+    latency = np.maximum.accumulate(latency * _prefill_scale(gpu, site, heads, grid))
     fine, values = refine_loglog(grid, latency, _POINTS_PER_SEGMENT)
-    lengths = _lengths_above(fine, longest)
-    above = latency[-1] * (lengths / grid[-1]) ** 2
-    time = np.where(lengths <= grid[-1], np.interp(lengths, fine, values), above)
+    # Along the site's own pairs of tokens; a full one stands in at the utilisation of its length.
+    measured = replace(heads, window=int(site[3]))
+    ratio = measured.pairs(lengths) / float(measured.pairs(grid[-1:])[0])
+    time = np.where(lengths > grid[-1], latency[-1] * ratio, np.interp(lengths, fine, values))
+    time *= heads.pairs(lengths) / np.maximum(measured.pairs(lengths), 1e-9)
     quality = MEASURED if heads.is_site(site) else EXTRAPOLATED
     evidence = np.maximum(grid_evidence(lengths, grid), quality)
-    return lengths, Timing.of(time - latency[0], evidence), Timing.of(latency[0], quality)
+    evidence[lengths == 0] = quality
+    time = np.where(lengths > 0, time - latency[0], 0.0)
+    return Timing.of(np.maximum(time, 0.0), evidence), Timing.of(latency[0], quality)
 
 
 def _prefill_scale(gpu: Gpu, site: Key, heads: Heads, length: FloatArray) -> FloatArray:
@@ -164,16 +220,14 @@ def _prefill_scale(gpu: Gpu, site: Key, heads: Heads, length: FloatArray) -> Flo
     return target / prefill_attention_roofline_s(gpu, length, num_heads, head_dim)
 
 
-def _decode_surface(gpu: Gpu, table: KernelTable, heads: Heads) -> DecodeSurface | None:
-    site = nearest_site(table, heads)
-    if site is None:
-        return None
+def _decode_surface(gpu: Gpu, table: KernelTable, site: Key, heads: Heads) -> DecodeSurface:
     batch, context, latency, filled = _complete(table, site)
     quality = MEASURED
-    site_bytes = 1 if str(site[1]).startswith("fp8") else 2
-    head_dim, _, kv_heads = _heads_of(site)
     if not heads.is_site(site):
-        tokens = np.outer(batch, context)
+        site_bytes = 1 if str(site[1]).startswith("fp8") else 2
+        head_dim, _, kv_heads = _heads_of(site)
+        window = int(site[3])
+        tokens = np.outer(batch, np.minimum(context, window) if window else context)
         target = decode_attention_roofline_s(
             gpu, tokens, heads.kv_heads, heads.head_dim, heads.kv_bytes
         )
@@ -204,17 +258,14 @@ def _complete(
 
 @lru_cache(maxsize=1024)
 def nearest_site(table: KernelTable, heads: Heads) -> Key | None:
-    """Return the measured full-attention site most like these heads, None if there is none.
+    """Return the measured site most like these heads, None if there is none.
 
-    The group ratio weighs most, then the head size, then the number of KV heads; a KV cache
-    precision that was not measured is stood in for by 16 bits.
+    Sites of the same window come first, if one has the head size; else full attention. The group
+    ratio weighs most, then the head size, then the number of KV heads; a KV cache precision that
+    was not measured is stood in for by 16 bits.
     """
-    wanted = "fp8" if heads.kv_bytes == 1 else "bfloat16"
-    for dtype in dict.fromkeys((wanted, "bfloat16")):
-        keys = [key for key in table.sites if key[1] == dtype and key[3] == 0]
-        if keys:
-            break
-    else:
+    keys = _candidates(table, heads)
+    if not keys:
         return None
     head_dim, num, kv = np.log(np.asarray([_heads_of(key) for key in keys], np.float64)).T
     ratio = np.abs(num - kv - np.log(heads.heads / heads.kv_heads))
@@ -224,6 +275,18 @@ def nearest_site(table: KernelTable, heads: Heads) -> Key | None:
         + np.abs(kv - np.log(heads.kv_heads))
     )
     return keys[int(np.argmin(distance))]
+
+
+def _candidates(table: KernelTable, heads: Heads) -> list[Key]:
+    wanted = "fp8" if heads.kv_bytes == 1 else "bfloat16"
+    for dtype in dict.fromkeys((wanted, "bfloat16")):
+        of_type = [key for key in table.sites if key[1] == dtype]
+        same = [key for key in of_type if key[3] == heads.window and key[2] == heads.head_dim]
+        if heads.window and same:
+            return same
+        if full := [key for key in of_type if key[3] == 0]:
+            return full
+    return []
 
 
 def _heads_of(site: Key) -> tuple[int, int, int]:

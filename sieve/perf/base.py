@@ -163,6 +163,27 @@ class Timing:
         }
 
 
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Times of n points before a constant of the model is applied to them.
+
+    Attributes:
+        timing: times, or what a constant multiplies into a time.
+        limit_s: (n,) or one number; seconds that the scaled times are raised to.
+        constant: name of the constant in `StepConstants`, "" for none.
+        count: how many of them there are: layers, calls.
+    """
+
+    timing: Timing
+    limit_s: npt.ArrayLike = 0.0
+    constant: str = ""
+    count: float = 1.0
+
+    def at(self, value: float) -> Timing:
+        """Return the times of all `count` with the constant at `value`."""
+        return self.timing.scaled(value).at_least(self.limit_s).scaled(self.count)
+
+
 def total(parts: Iterable[Timing], n: int) -> Timing:
     """Return the sum of timings of n points each."""
     result = Timing.zeros(n)

@@ -16,7 +16,7 @@ from sieve.validity.nodes import replica_nodes
 
 FAMILY = (
     "gpu", "tp", "pp", "ep", "weight_dtype", "weight_bytes_per_param", "kv_cache_dtype",
-    "kv_bytes_per_element", "decode_context_parallel_size",
+    "kv_bytes_per_element", "decode_context_parallel_size", "async_scheduling",
 )  # fmt: skip
 """Candidate columns that a step table depends on."""
 
@@ -87,4 +87,4 @@ class StepTables:
         )
         if self.engine.name == "reference":
             return reference_step_table(shape, family["kv_bytes_per_element"])
-        return build_step_table(shape)
+        return build_step_table(shape, asynchronous=family["async_scheduling"])

@@ -8,7 +8,8 @@ import numpy as np
 
 from sieve.arrays import FloatArray
 from sieve.errors import CoverageError
-from sieve.perf.base import EXTRAPOLATED, ROOFLINE, ServingShape, Timing
+from sieve.perf.base import EXTRAPOLATED, ROOFLINE, Part, ServingShape, Timing
+from sieve.perf.constants import step_constants
 from sieve.perf.interpolate import grid_evidence, hold_utilisation
 from sieve.perf.kernel_table import KernelTable, Key, load
 from sieve.perf.roofline import (
@@ -19,8 +20,6 @@ from sieve.perf.roofline import (
     ring_roofline_s,
 )
 
-ALLREDUCE_FACTOR: Final = 1.2
-"""Ranks do not arrive together. Fitted on 231 vLLM runs (1.16-1.25 over folds)."""
 _PASSES: Final = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
 
 
@@ -60,6 +59,14 @@ def network_rate(shape: ServingShape) -> float:
     return shape.scale_out_bytes_per_s
 
 
+def crossing_sends(shape: ServingShape) -> int:
+    """Return how many of the sends between neighbouring stages leave a host."""
+    if shape.nodes == 1:
+        return 0
+    stages_on_node = max(1, shape.gpus_on_node // shape.tp)
+    return -(-shape.pp // stages_on_node) - 1
+
+
 def allreduce_timing(shape: ServingShape, m: FloatArray) -> Timing:
     """Return the times of one all-reduce of (points,) m tokens' hidden states.
 
@@ -68,22 +75,43 @@ def allreduce_timing(shape: ServingShape, m: FloatArray) -> Timing:
     largest smaller group that was measured, slowed by the further steps of the ring; failing that a
     ring over the fast link or, beyond its domain, over PCIe; among several hosts over the network.
     """
-    return collective_timing(shape, "all_reduce", shape.tp, m * shape.model.hidden_size)
+    return allreduce_part(shape, m).at(step_constants().allreduce_factor)
+
+
+def allreduce_part(
+    shape: ServingShape, m: FloatArray, count: float = 1.0, width: float | None = None
+) -> Part:
+    """Return `count` all-reduces of (points,) m tokens' hidden states, as measured.
+
+    `width` is the number of elements of a token where it is not the model's width.
+    """
+    elements = m * (width or shape.model.hidden_size)
+    return collective_part(shape, "all_reduce", shape.tp, elements, count)
 
 
 def collective_timing(
     shape: ServingShape, operation: str, num_gpus: int, elements: FloatArray
 ) -> Timing:
-    """Return the times of one collective among neighbouring ranks of a stage, (points,).
+    """Return the times of one collective, (points,); arguments as `collective_part`."""
+    part = collective_part(shape, operation, num_gpus, elements)
+    return part.at(step_constants().allreduce_factor)
+
+
+def collective_part(
+    shape: ServingShape, operation: str, num_gpus: int, elements: FloatArray, count: float = 1.0
+) -> Part:
+    """Return `count` collectives among neighbouring ranks of a stage, (points,), as measured.
 
     Args:
         shape: the replica.
         operation: `all_reduce`, `all_gather` or `reduce_scatter`.
         num_gpus: ranks that take part.
         elements: (points,) 16-bit numbers of the whole buffer.
+        count: how many there are.
     """
     if shape.hosts_of(num_gpus) > 1:
-        return _across_hosts(shape, operation, num_gpus, elements)
+        across = _across_hosts(shape, operation, num_gpus, elements)
+        return Part(across, 0.0, "allreduce_factor", count)
     passes = _PASSES[operation]
     fast = in_fast_domain(shape, num_gpus)
     link = link_rate(shape, num_gpus)
@@ -106,7 +134,7 @@ def collective_timing(
     for other in times[1:]:
         best = Timing(np.where(other.total_s < best.total_s, other.by_class, best.by_class))
     limit = allreduce_limit_s(elements * ACTIVATION_BYTES, num_gpus, link)
-    return best.scaled(ALLREDUCE_FACTOR).at_least(limit if fast else 0.0)
+    return Part(best, limit if fast else 0.0, "allreduce_factor", count)
 
 
 def _across_hosts(
@@ -128,9 +156,10 @@ def _across_hosts(
     time = ring_roofline_s(
         size, num_gpus, rate, passes=_PASSES[operation], hosts=shape.hosts_of(num_gpus)
     )
-    found = Timing.of(time, ROOFLINE).scaled(ALLREDUCE_FACTOR)
+    found = Timing.of(time, ROOFLINE)
     if inside > 1:
-        found = found.at_least(collective_timing(shape, operation, inside, elements).total_s)
+        within = collective_part(shape, operation, inside, elements)
+        found = found.at_least(within.at(1.0).total_s)
     return found
 
 

@@ -1,15 +1,15 @@
 """The step-time table of a deployment, composed from its kernels.
 
-A layer is QKV, O, feed-forward or experts, two all-reduces, element-wise traffic and a fixed
-cost; the LM head runs over the sequences that yield a token; attention comes on top. Kernels come
-from measured tables where the accelerator has them and from rooflines elsewhere. The constants
-were fitted on 231 closed-loop vLLM runs (Llama-3.1-70B FP8 and gpt-oss-120b on H100, H200 and
-B200, 1-8 GPUs).
+A step is the matrix products and experts of all layers, two all-reduces a layer, element-wise
+traffic and a fixed cost a layer; the LM head runs over the sequences that yield a token; token
+mixing of every kind of layer comes on top, and the host's share. Kernels come from measured tables
+where the accelerator has them and from rooflines elsewhere; what no table holds are the constants
+of `sieve.perf.constants`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -17,44 +17,42 @@ import numpy as np
 
 from sieve.arrays import FloatArray, IntArray, StepTable
 from sieve.perf import context_parallel
-from sieve.perf.attention import Heads, decode_grid, decode_timing, nearest_site, prefill_curve
-from sieve.perf.base import EXTRAPOLATED, ROOFLINE, ServingShape, Timing, split, total
-from sieve.perf.collectives import (
-    allreduce_note,
-    allreduce_timing,
-    in_fast_domain,
-    link_rate,
-    network_rate,
-)
-from sieve.perf.gemm import BF16, Precision, gemm_timing, linear_precision
+from sieve.perf.attention import Heads, decode_grid, decode_part, prefill_grid, prefill_part
+from sieve.perf.base import EXTRAPOLATED, ROOFLINE, Part, ServingShape, Timing, split, total
+from sieve.perf.collectives import allreduce_part, crossing_sends, link_rate, network_rate
+from sieve.perf.constants import StepConstants, step_constants
+from sieve.perf.gemm import BF16, gemm_timing
 from sieve.perf.kernel_table import KernelTable, load
-from sieve.perf.moe import experts_of, moe_timing, nearest_experts
+from sieve.perf.layers import (
+    Mixer,
+    mixers,
+    moved_elements,
+    norms_over_all_heads,
+    num_block_products,
+    num_expert_layers,
+    num_fp32_routers,
+    num_routed_layers,
+    products,
+)
+from sieve.perf.mixers import decode_roofline, is_roofline_kind, prefill_roofline
+from sieve.perf.moe import expert_parts
+from sieve.perf.notes import WINDOW_TOKENS, table_notes
 from sieve.perf.parametric import parametric_tokens
-from sieve.perf.roofline import ACTIVATION_BYTES, arithmetic_mode, elementwise_s
+from sieve.perf.roofline import ACTIVATION_BYTES, elementwise_s, fp32_gemm_roofline_s
 
-# About five small kernels a layer: norms, rotary embedding, KV write, activation, quantisation.
-LAYER_FIXED_S: Final = 14e-6
-"""Fitted; 10-16 us over folds."""
 SMALL_KERNELS: Final = 5
-"""That `LAYER_FIXED_S` stands for."""
-ELEMENTWISE_SHARE_DENSE: Final = 0.35
-"""Of all activation reads and writes; fitted 0.2-0.5, the rest is fused or stays in cache."""
-ELEMENTWISE_SHARE_MOE: Final = 2.4
-"""Pads, quantisation, top-k sort and combine are not fused; fitted 2.0-2.8."""
-HOST_DECODE_S: Final = 0.2e-3
-"""Fitted; 0.09-0.35 ms over folds."""
-HOST_MIXED_S: Final = 1.2e-3
-"""Fitted; 0.1-1.9 ms over folds."""
+"""That the fixed cost of a layer stands for."""
 PP_MESSAGE_TOKENS: Final = 512
 PP_LATENCY_S: Final = 10e-6
 
 _REPRESENTATIVE_DECODES: Final = 64
 _REPRESENTATIVE_CONTEXT: Final = 1500
 _REPRESENTATIVE_PROMPT: Final = 1024
-_WINDOW_TOKENS: Final = 1024
 _SMALL_STEPS: Final = np.arange(1, 33, dtype=np.float64)
-
-TokenWork = Callable[[FloatArray], Timing]
+_BLACKWELL: Final = (10.0, 12.0)
+_LARGEST_GRAPH: Final = 512
+_NORM_SUMS: Final = 4.0  # two sums of squares of 4 bytes a token, in elements of 2 bytes
+_LARGEST_GRAPH_BLACKWELL: Final = 1024
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,8 +75,43 @@ class _Kernels:
         )  # fmt: skip
 
 
+@dataclass(frozen=True, eq=False)
+class StepParts:
+    """The times of a deployment before the constants, on the grids of its step table.
+
+    Attributes:
+        shape: the deployment.
+        tokens, token_parts: numbers of tokens (nt,) and the work of all layers there.
+        padded: (max_num_seqs + 1,) batch sizes at which decode steps run.
+        mixed: (max_num_batched_tokens + 1,) sizes at which steps with prompts run.
+        head: the LM head by sequences from 1.
+        batch, context, decode_parts: grids (nb,), (nc,) and mixing of decoding batches (nb * nc,).
+        length, prefill_parts: lengths (np,) from 0 and mixing over prompts.
+        floor: fixed part of a step's prefill mixing, all layers.
+        evidence_parts: token parts, decode parts at a usual batch, and prefill point, for shares.
+    """
+
+    shape: ServingShape
+    tokens: FloatArray
+    token_parts: list[Part]
+    padded: IntArray
+    mixed: IntArray
+    head: Timing
+    batch: FloatArray
+    context: FloatArray
+    decode_parts: list[Part]
+    length: FloatArray
+    prefill_parts: list[Part]
+    floor: Timing
+    evidence_parts: tuple[list[Part], Timing, list[Part], int]
+
+
 def build_step_table(
-    shape: ServingShape, *, cudagraph_sizes: Sequence[int] | None = None
+    shape: ServingShape,
+    *,
+    cudagraph_sizes: Sequence[int] | None = None,
+    asynchronous: bool = True,
+    constants: StepConstants | None = None,
 ) -> StepTable:
     """Return the step times of one replica.
 
@@ -86,44 +119,124 @@ def build_step_table(
         shape: model, accelerator, split and limits.
         cudagraph_sizes: batch sizes with a captured graph; None for the engine's usual ones, empty
             to run decode steps unpadded.
+        asynchronous: the engine schedules while the GPU works; otherwise the host's work of a
+            step, by sequence, comes between two steps.
+        constants: None for the shipped ones.
 
     Raises:
         TableError: a kernel table is broken.
         CoverageError: the accelerator's FLOP rate or the rate of a link needed is not known.
         InvalidInput: `ep` does not divide `tp`.
     """
+    parts = step_parts(shape, cudagraph_sizes=cudagraph_sizes)
+    return assemble(parts, constants or step_constants(), asynchronous=asynchronous)
+
+
+def step_parts(shape: ServingShape, *, cudagraph_sizes: Sequence[int] | None = None) -> StepParts:
+    """Return what a step table is assembled from; arguments and errors as `build_step_table`."""
     kernels = _Kernels.of(shape)
-    work = _token_work(shape, kernels)
-    head = _head_work(shape, kernels)
-    padded = padded_sizes(shape.max_num_seqs, cudagraph_sizes)
-    token_s = _dense(work, shape, max(shape.max_num_batched_tokens, int(padded[-1])))
-    batch, context, decode = _decode_attention(shape, kernels)
-    length, prefill, floor = _prefill_attention(shape, kernels)
-    return StepTable(
-        token_s=token_s[: shape.max_num_batched_tokens + 1],
-        decode_token_s=token_s[padded],
-        head_s=np.append(0.0, head(np.arange(1.0, shape.max_num_seqs + 1)).total_s),
-        decode_batch=batch,
-        decode_context=context,
-        decode_attention_s=decode,
-        prefill_length=length,
-        prefill_attention_s=np.maximum.accumulate(prefill.total_s),
-        prefill_floor_s=float(floor.total_s[0]),
-        host_decode_s=HOST_DECODE_S * shape.pp,
-        host_mixed_s=HOST_MIXED_S * shape.pp,
-        pp=shape.pp,
-        pp_transfer_s=_pp_transfer_s(shape),
-        component_evidence=_evidence(shape, kernels, work, head),
-        notes=_notes(shape, kernels),
+    sizes = _graph_sizes(shape) if cudagraph_sizes is None else sorted(cudagraph_sizes)
+    padded = padded_sizes(shape.max_num_seqs, sizes)
+    grid = _bends(shape, max(shape.max_num_batched_tokens, int(padded[-1])))
+    # Contexts are whole sequences; with context parallelism a rank attends to its share of them.
+    longest = -(-shape.max_context // shape.dcp)
+    gathered = _gathered(_first_heads(shape), shape)
+    batch, share = decode_grid(kernels.decode, gathered, shape.max_num_seqs, longest)
+    context = share * shape.dcp
+    length = prefill_grid(kernels.prefill, _first_heads(shape), shape.max_context)
+    prefill, floor = _prefill(shape, kernels, length)
+    return StepParts(
+        shape=shape,
+        tokens=grid,
+        token_parts=_token_parts(shape, kernels, grid),
+        padded=padded,
+        mixed=padded_sizes(shape.max_num_batched_tokens, sizes),
+        head=_head(shape, kernels, np.arange(1.0, shape.max_num_seqs + 1)),
+        batch=batch,
+        context=context,
+        decode_parts=_decode(shape, kernels, batch, context),
+        length=length,
+        prefill_parts=prefill,
+        floor=floor,
+        evidence_parts=_evidence_parts(shape, kernels, length),
     )
 
 
-def default_cudagraph_sizes() -> list[int]:
-    """Return the captured batch sizes: 1, 2, 4, by 8 below 256, by 16 to 512.
+def assemble(
+    parts: StepParts,
+    constants: StepConstants,
+    *,
+    asynchronous: bool = True,
+    before_v1: bool = False,
+) -> StepTable:
+    """Return the step table of prepared parts with some constants.
+
+    Args:
+        parts: of `step_parts`.
+        constants: of the model.
+        asynchronous: as for `build_step_table`.
+        before_v1: the engine is vLLM before 0.8, whose host work was heavier.
+    """
+    shape, pp = parts.shape, parts.shape.pp
+    token = np.append(0.0, _sum(parts.token_parts, constants, len(parts.tokens)).total_s)
+    largest = max(shape.max_num_batched_tokens, int(parts.padded[-1]), int(parts.mixed.max()))
+    dense = np.interp(np.arange(largest + 1.0), np.append(0.0, parts.tokens), token)
+    head = np.append(0.0, parts.head.total_s)
+    decode, mixed = constants.host_decode_s, constants.host_mixed_s
+    if _is_blackwell(shape):
+        mixed += constants.blackwell_mixed_s
+    if not asynchronous:
+        old = constants.old_host_factor if before_v1 else 1.0
+        decode, mixed = decode + old * constants.sync_step_s, mixed + old * constants.sync_step_s
+        head = head + old * constants.sync_sequence_s * np.arange(len(head))
+    launched = constants.layer_launch_s * shape.model.num_hidden_layers
+    with_prompts = np.maximum(dense[parts.mixed], launched)
+    with_prompts[0] = 0.0
+    points = len(parts.batch) * len(parts.context)
+    attention = _sum(parts.decode_parts, constants, points).total_s
+    attention = attention.reshape(len(parts.batch), len(parts.context))
+    # Repeats of one kernel differ by a few per cent; more work is never taken to be quicker.
+    rising = np.maximum.accumulate(np.maximum.accumulate(attention, axis=1), axis=0)
+    prefill = _sum(parts.prefill_parts, constants, len(parts.length)).total_s
+    return StepTable(
+        token_s=with_prompts,
+        decode_token_s=dense[parts.padded],
+        head_s=head,
+        decode_batch=parts.batch,
+        decode_context=parts.context,
+        decode_attention_s=rising,
+        prefill_length=parts.length,
+        prefill_attention_s=np.maximum.accumulate(prefill),
+        prefill_floor_s=float(parts.floor.total_s[0]),
+        host_decode_s=decode * pp,
+        host_mixed_s=mixed * pp,
+        pp=pp,
+        pp_transfer_s=_pp_transfer_s(shape),
+        component_evidence=_evidence(parts, constants),
+        notes=table_notes(shape),
+    )
+
+
+def default_cudagraph_sizes(largest: int = _LARGEST_GRAPH) -> list[int]:
+    """Return the captured batch sizes: 1, 2, 4, by 8 below 256, by 16 to `largest`.
 
     Source: vLLM's default capture sizes (`cudagraph_capture_sizes` of its compilation config).
     """
-    return [1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)]
+    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, largest + 1, 16)]
+    return [size for size in sizes if size <= largest]
+
+
+def _graph_sizes(shape: ServingShape) -> list[int]:
+    """Return vLLM's sizes here: up to twice `max_num_seqs`, 512 (Blackwell 1,024), the budget."""
+    most = _LARGEST_GRAPH_BLACKWELL if _is_blackwell(shape) else _LARGEST_GRAPH
+    return default_cudagraph_sizes(
+        max(1, min(2 * shape.max_num_seqs, most, shape.max_num_batched_tokens))
+    )
+
+
+def _is_blackwell(shape: ServingShape) -> bool:
+    """Whether this is a data-centre card of that generation."""
+    return _BLACKWELL[0] <= (shape.gpu.compute_capability or 0.0) < _BLACKWELL[1]
 
 
 def padded_sizes(max_num_seqs: int, cudagraph_sizes: Sequence[int] | None) -> IntArray:
@@ -135,13 +248,6 @@ def padded_sizes(max_num_seqs: int, cudagraph_sizes: Sequence[int] | None) -> In
     padded = np.where(i < len(sizes), graphs[i], batch)
     padded[0] = 0
     return padded.astype(np.int64)
-
-
-def _dense(work: TokenWork, shape: ServingShape, largest: int) -> FloatArray:
-    """Return (largest + 1,) seconds by number of tokens, from the points where curves bend."""
-    grid = _bends(shape, largest)
-    time = np.append(0.0, work(grid).total_s)
-    return np.asarray(np.interp(np.arange(largest + 1.0), np.append(0.0, grid), time), np.float64)
 
 
 def _bends(shape: ServingShape, largest: int) -> FloatArray:
@@ -157,125 +263,107 @@ def _bends(shape: ServingShape, largest: int) -> FloatArray:
     return grid[(grid >= 1) & (grid <= largest)]
 
 
-def _token_work(shape: ServingShape, kernels: _Kernels) -> TokenWork:
-    """Return the function from (n,) numbers of tokens to the time of all layers."""
-    if not shape.model.is_detailed:
-        return lambda m: parametric_tokens(shape, m) + _overheads(shape, m)
-    return lambda m: _layers(shape, kernels, m) + _overheads(shape, m)
+def _sum(parts: Sequence[Part], constants: StepConstants, n: int) -> Timing:
+    """Return the sum of parts with their constants."""
+    return total(
+        (part.at(getattr(constants, part.constant) if part.constant else 1.0) for part in parts), n
+    )
 
 
-def _layers(shape: ServingShape, kernels: _Kernels, m: FloatArray) -> Timing:
-    """Return the matrix products and experts of all layers."""
-    parts = [
-        gemm_timing(shape.gpu, kernels.gemm, n, k, precision, m).scaled(count)
-        for count, n, k, precision in _matrices(shape)
-    ]
-    if moe := shape.model.moe:
-        experts = moe_timing(shape, kernels.moe, m)
-        parts.append(experts.scaled(shape.model.num_hidden_layers - moe.num_dense_layers))
-    return total(parts, len(m))
-
-
-def _matrices(shape: ServingShape) -> list[tuple[int, int, int, Precision]]:
-    """Return (count, n, k, precision) of the dense matrices on one GPU."""
-    model, moe, hidden = shape.model, shape.model.moe, shape.model.hidden_size
-    precision = linear_precision(shape)
-    # Published MXFP4 checkpoints with experts keep everything but the experts in 16 bits.
-    attention = BF16 if moe and shape.weight_dtype == "mxfp4" else precision
-    query = shape.heads_per_gpu * model.head_dim
-    qkv = query + 2 * shape.kv_heads_per_gpu * model.head_dim
-    layers = model.num_hidden_layers
-    matrices = [(layers, qkv, hidden, attention), (layers, hidden, query, attention)]
-    dense = moe.num_dense_layers if moe else layers
-    blocks = [(dense, model.intermediate_size or 0)]
-    if moe:
-        blocks.append((layers - dense, moe.shared_intermediate_size))
-        matrices.append((layers - dense, moe.num_experts, hidden, BF16))
-    for count, width in blocks:
-        inner = split(width, shape.tp)
-        if count and width:
-            matrices.append((count, (model.ffn_projections - 1) * inner, hidden, precision))
-            matrices.append((count, hidden, inner, precision))
-    return matrices
-
-
-def _overheads(shape: ServingShape, m: FloatArray) -> Timing:
-    """Return all-reduces, element-wise traffic and fixed cost of all layers."""
-    model, layers = shape.model, shape.model.num_hidden_layers
-    heads = shape.heads_per_gpu + 2 * shape.kv_heads_per_gpu
-    elements = 8 * model.hidden_size + 2 * heads * model.head_dim
-    inner = model.intermediate_size or 0
-    if moe := model.moe:
-        inner = moe.num_experts_per_tok * moe.moe_intermediate_size + moe.shared_intermediate_size
-    elements += 3 * split(inner, shape.tp)
-    share = ELEMENTWISE_SHARE_MOE if moe else ELEMENTWISE_SHARE_DENSE
-    traffic = share * ACTIVATION_BYTES * elements * m
-    time = Timing.of(elementwise_s(shape.gpu, traffic), ROOFLINE)
-    time += Timing.of(np.full(len(m), LAYER_FIXED_S), EXTRAPOLATED)
+def _token_parts(shape: ServingShape, kernels: _Kernels, m: FloatArray) -> list[Part]:
+    """Return the work of all layers for (n,) numbers of tokens."""
+    layers = shape.model.num_hidden_layers
+    parts = [Part(Timing.of(np.ones(len(m)), EXTRAPOLATED), 0.0, "layer_fixed_s", layers)]
+    for name, elements in zip(
+        ("elementwise_dense", "elementwise_moe"), moved_elements(shape), strict=True
+    ):
+        moved = elementwise_s(shape.gpu, ACTIVATION_BYTES * elements * m)
+        parts.append(Part(Timing.of(moved, ROOFLINE), 0.0, name))
     if shape.tp > 1:
-        time += allreduce_timing(shape, m).scaled(2)
-    time += context_parallel.exchange_timing(shape, m, LAYER_FIXED_S / SMALL_KERNELS)
-    return time.scaled(layers)
+        parts.append(allreduce_part(shape, m, 2 * layers))
+        if norms_over_all_heads(shape):
+            parts.append(allreduce_part(shape, m, layers, _NORM_SUMS))
+    if shape.dcp > 1:
+        small = step_constants().layer_fixed_s / SMALL_KERNELS
+        parts.append(Part(context_parallel.exchange_timing(shape, m, small), count=layers))
+    if not shape.model.is_detailed:
+        return [*parts, Part(parametric_tokens(shape, m))]
+    matrices = products(shape)
+    for product in matrices:
+        time = gemm_timing(shape.gpu, kernels.gemm, product.n, product.k, product.precision, m)
+        parts.append(Part(time, count=product.count))
+    ones = Timing.of(np.ones(len(m)), EXTRAPOLATED)
+    for constant, count in (
+        ("block_quant_s", num_block_products(matrices)), ("routing_s", num_routed_layers(shape)),
+    ):  # fmt: skip
+        if count:
+            parts.append(Part(ones, 0.0, constant, count))
+    if (wide := num_fp32_routers(shape)) and shape.model.moe:
+        width = shape.model.moe.num_experts, shape.model.hidden_size
+        product_s = fp32_gemm_roofline_s(shape.gpu, m, *width)
+        parts.append(Part(Timing.of(product_s, ROOFLINE), count=wide))
+    if expert_layers := num_expert_layers(shape):
+        parts += expert_parts(shape, kernels.moe, m, expert_layers)
+    return parts
 
 
-def _head_work(shape: ServingShape, kernels: _Kernels) -> TokenWork:
-    """Return the function from (n,) numbers of sampled sequences to the LM head's time."""
+def _head(shape: ServingShape, kernels: _Kernels, m: FloatArray) -> Timing:
+    """Return the LM head's time for (n,) numbers of sampled sequences."""
     model = shape.model
     if model.vocab_size is None:
-        return lambda m: Timing.zeros(len(m))
+        return Timing.zeros(len(m))
     columns = split(model.vocab_size, shape.tp)
-    return lambda m: gemm_timing(shape.gpu, kernels.gemm, columns, model.hidden_size, BF16, m)
+    return gemm_timing(shape.gpu, kernels.gemm, columns, model.hidden_size, BF16, m)
 
 
-def _decode_attention(
-    shape: ServingShape, kernels: _Kernels
-) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return batches (nb,), contexts (nc,) and seconds (nb, nc), rising along both.
-
-    Contexts are whole sequences; with context parallelism a rank attends to its share of them.
-    """
-    heads = _decode_heads(shape)
-    longest = -(-shape.max_context // shape.dcp)
-    batch, share = decode_grid(kernels.decode, heads, shape.max_num_seqs, longest)
-    context = share * shape.dcp
-    time = _decode_layers(shape, kernels, batch, context).total_s.reshape(len(batch), len(context))
-    # Repeats of one kernel differ by a few per cent; more work is never taken to be quicker.
-    rising = np.maximum.accumulate(np.maximum.accumulate(time, axis=1), axis=0)
-    return batch, context, rising
+def _first_heads(shape: ServingShape) -> Heads:
+    """Return the heads whose measured points make the grids: those of a growing cache first."""
+    kinds = [m.kind for m in mixers(shape) if m.kind and not is_roofline_kind(m.kind)]
+    kinds.sort(key=lambda kind: kind.window_tokens)
+    return Heads.of_kind(kinds[0], shape) if kinds else Heads.of(shape)
 
 
-def _decode_heads(shape: ServingShape) -> Heads:
-    """Return the decode attention of one GPU, with the queries of the ranks that share tokens."""
-    heads = Heads.of(shape)
+def _gathered(heads: Heads, shape: ServingShape) -> Heads:
+    """Return decode attention with the queries of the ranks that share out a sequence's tokens."""
     return replace(heads, heads=heads.heads * shape.dcp)
 
 
-def _decode_layers(
+def _heads(shape: ServingShape, mixer: Mixer) -> Heads:
+    """Return the attention of a kind; inline layers without a cache see a short window."""
+    if mixer.kind is not None:
+        return Heads.of_kind(mixer.kind, shape)
+    plain = Heads.of(shape)
+    return Heads(plain.heads, plain.kv_heads, plain.head_dim, plain.kv_bytes, WINDOW_TOKENS)
+
+
+def _decode(
     shape: ServingShape, kernels: _Kernels, batch: FloatArray, context: FloatArray
-) -> Timing:
-    """Return the decode attention of all layers on the grid, flattened to (nb * nc,)."""
-    heads, model = _decode_heads(shape), shape.model
-    args = (shape.gpu, kernels.decode, heads, batch)
-    share = context / shape.dcp
-    time = decode_timing(*args, share).scaled(model.num_kv_layers)
-    others = model.num_hidden_layers - model.num_kv_layers
-    if others > 0:
-        time += decode_timing(*args, np.minimum(share, _WINDOW_TOKENS)).scaled(others)
-    return time
+) -> list[Part]:
+    """Return the token mixing of decoding batches on the grid, flattened to (nb * nc,)."""
+    parts, share = [], context / shape.dcp
+    for mixer in mixers(shape):
+        if mixer.kind is not None and is_roofline_kind(mixer.kind):
+            parts.append(decode_roofline(shape, mixer.kind, batch, share, mixer.count))
+        else:
+            heads = _gathered(_heads(shape, mixer), shape)
+            parts.append(decode_part(shape.gpu, kernels.decode, heads, batch, share, mixer.count))
+    return parts
 
 
-def _prefill_attention(shape: ServingShape, kernels: _Kernels) -> tuple[FloatArray, Timing, Timing]:
-    """Return lengths (np,), the prefill attention of all layers there, and its floor."""
-    model = shape.model
-    length, layer, floor = prefill_curve(
-        shape.gpu, kernels.prefill, Heads.of(shape), shape.max_context
-    )
-    time = layer.scaled(model.num_kv_layers)
-    others = model.num_hidden_layers - model.num_kv_layers
-    if others > 0:
-        per_token = np.interp(_WINDOW_TOKENS, length, layer.total_s) / _WINDOW_TOKENS
-        time += Timing.of(per_token * length * others, EXTRAPOLATED)
-    return length, time, floor.scaled(model.num_hidden_layers)
+def _prefill(
+    shape: ServingShape, kernels: _Kernels, length: FloatArray
+) -> tuple[list[Part], Timing]:
+    """Return the token mixing over prompts of all layers, and its fixed part (one point)."""
+    parts, floors = [], Timing.zeros(1)
+    for mixer in mixers(shape):
+        if mixer.kind is not None and is_roofline_kind(mixer.kind):
+            part, floor = prefill_roofline(shape, mixer.kind, length, mixer.count)
+        else:
+            heads = _heads(shape, mixer)
+            part, floor = prefill_part(shape.gpu, kernels.prefill, heads, length, mixer.count)
+        parts.append(part)
+        floors += floor.scaled(mixer.count)
+    return parts, floors
 
 
 def _pp_transfer_s(shape: ServingShape) -> float:
@@ -286,7 +374,7 @@ def _pp_transfer_s(shape: ServingShape) -> float:
     if shape.pp == 1:
         return 0.0
     message = PP_MESSAGE_TOKENS * shape.model.hidden_size * ACTIVATION_BYTES
-    crossing = _crossing_sends(shape)
+    crossing = crossing_sends(shape)
     total_s = (shape.pp - 1) * PP_LATENCY_S
     if crossing < shape.pp - 1:
         link = link_rate(shape, shape.gpus_on_node)
@@ -296,101 +384,29 @@ def _pp_transfer_s(shape: ServingShape) -> float:
     return total_s / (shape.pp - 1)
 
 
-def _crossing_sends(shape: ServingShape) -> int:
-    """Return how many of the sends between neighbouring stages leave a host."""
-    if shape.nodes == 1:
-        return 0
-    stages_on_node = max(1, shape.gpus_on_node // shape.tp)
-    return -(-shape.pp // stages_on_node) - 1
-
-
-def _evidence(
-    shape: ServingShape, kernels: _Kernels, work: TokenWork, head: TokenWork
-) -> dict[str, dict[str, float]]:
-    """Return the share of each evidence class in each component of a usual step."""
+def _evidence_parts(
+    shape: ServingShape, kernels: _Kernels, length: FloatArray
+) -> tuple[list[Part], Timing, list[Part], int]:
+    """Return tokens, head and decode attention of a usual step, and the place of its prompt."""
     decodes = float(min(_REPRESENTATIVE_DECODES, shape.max_num_seqs))
     prompt = float(min(_REPRESENTATIVE_PROMPT, shape.max_num_batched_tokens))
     context = float(min(_REPRESENTATIVE_CONTEXT, shape.max_context))
-    length, prefill, floor = _prefill_attention(shape, kernels)
-    near = int(np.argmin(np.abs(length - prompt)))
-    decode = _decode_layers(shape, kernels, np.array([decodes]), np.array([context]))
+    return (
+        _token_parts(shape, kernels, np.array([decodes, prompt])),
+        _head(shape, kernels, np.array([decodes])),
+        _decode(shape, kernels, np.array([decodes]), np.array([context])),
+        int(np.argmin(np.abs(length - prompt))),
+    )
+
+
+def _evidence(parts: StepParts, constants: StepConstants) -> dict[str, dict[str, float]]:
+    """Return the share of each evidence class in each component of a usual step."""
+    tokens, head, decode, near = parts.evidence_parts
+    prefill = _sum(parts.prefill_parts, constants, len(parts.length))
     return {
-        "tokens": work(np.array([decodes, prompt])).shares(),
-        "head": head(np.array([decodes])).shares(),
-        "decode_attention": decode.shares(),
-        "prefill_attention": (Timing(prefill.by_class[:, near : near + 1]) + floor).shares(),
+        "tokens": _sum(tokens, constants, 2).shares(),
+        "head": head.shares(),
+        "decode_attention": _sum(decode, constants, 1).shares(),
+        "prefill_attention": (Timing(prefill.by_class[:, near : near + 1]) + parts.floor).shares(),
         "host": {"extrapolated": 1.0},
     }
-
-
-def _notes(shape: ServingShape, kernels: _Kernels) -> tuple[str, ...]:
-    """Return what was assumed, in words."""
-    model, gpu = shape.model, shape.gpu
-    notes = []
-    if not model.is_detailed:
-        notes.append(
-            "the model's matrices are not known: step times come from its parameters and the "
-            "roofline, the LM head among the layers"
-        )
-    elif kernels.gemm is None:
-        notes.append(f"no measured kernels for {gpu.name}: all kernels come from the roofline")
-    else:
-        notes += _substitutions(shape, kernels)
-    if shape.weight_dtype == "fp8" and arithmetic_mode(gpu, "fp8") != "fp8":
-        notes.append(f"{gpu.name} has no FP8 arithmetic: FP8 weights are multiplied in 16 bits")
-    if shape.hosts_of(shape.tp) > 1:
-        notes.append(
-            f"tp {shape.tp} spans {shape.hosts_of(shape.tp)} nodes: all-reduce over the network, a "
-            "ring at the assumed share of the rate given, no measurement behind it"
-        )
-    elif shape.tp > 1 and not in_fast_domain(shape, shape.tp):
-        notes.append(f"tp {shape.tp} leaves the fast link of {gpu.name}: all-reduce over PCIe")
-    if note := allreduce_note(shape):
-        notes.append(note)
-    if crossing := _crossing_sends(shape):
-        notes.append(
-            f"pp {shape.pp} spans {shape.nodes} nodes: {crossing} of its {shape.pp - 1} sends go "
-            "over the network, each whole over the port of one GPU"
-        )
-    if shape.dcp > 1:
-        notes.append(context_parallel.note(shape))
-    if rest := model.num_hidden_layers % shape.pp:
-        most, mean = -(-model.num_hidden_layers // shape.pp), model.num_hidden_layers / shape.pp
-        notes.append(
-            f"pp {shape.pp} leaves {rest} of {model.num_hidden_layers} layers over: memory is "
-            f"judged stage by stage, step times as if stages were equal; the fullest holds {most} "
-            f"layers, {most / mean - 1:.0%} above the mean"
-        )
-    others = model.num_hidden_layers - model.num_kv_layers
-    if others > 0:
-        notes.append(
-            f"{others} layers without a growing KV cache are charged as attention over at most "
-            f"{_WINDOW_TOKENS} tokens"
-        )
-    return tuple(notes)
-
-
-def _substitutions(shape: ServingShape, kernels: _Kernels) -> list[str]:
-    """Return which kernels stand in for those that were not measured."""
-    notes = []
-    if any(not precision.table_dtype for *_, precision in _matrices(shape)):
-        notes.append(
-            f"no measured {shape.weight_dtype} matrix products on {shape.gpu.name}: roofline with "
-            f"{shape.weight_bytes_per_param:g} bytes a weight and 16-bit arithmetic"
-        )
-    if shape.model.moe:
-        site = nearest_experts(kernels.moe, shape)
-        size = "no like experts" if site is None else " ".join(str(part) for part in site)
-        exact = site is not None and site[1:7] == experts_of(shape).size
-        if not exact:
-            notes.append(f"experts of this size and split were not measured; used: {size}")
-        elif shape.weight_dtype == "fp8" and site is not None and site[0] == "fp8_block":
-            notes.append("FP8 experts are timed with block scales")
-    heads = _decode_heads(shape)
-    site = None if kernels.decode is None else nearest_site(kernels.decode, heads)
-    if site is not None and not heads.is_site(site):
-        notes.append(
-            "attention with these heads and KV cache precision was not measured; used: "
-            f"KV {site[1]}, head size {site[2]}, {site[4]} query and {site[5]} KV heads on a GPU"
-        )
-    return notes

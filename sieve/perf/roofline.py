@@ -31,6 +31,9 @@ COLLECTIVE_FLOOR_S: Final = 3e-6
 COLLECTIVE_STEP_S: Final = 0.5e-6
 NETWORK_STEP_S: Final = 2.7e-6  # NCCL `src/graph/tuning.cc`: ring, low-latency protocol, network
 ACTIVATION_BYTES: Final = 2
+FP32_BYTES: Final = 4
+FP32_RATE_SHARE: Final = 1 / 15
+"""Of the dense 16-bit rate: 67 of 989 TFLOP/s on H100 and H200, 19.5 of 312 on A100."""
 
 
 def arithmetic_mode(gpu: Gpu, weight_dtype: str) -> str:
@@ -74,6 +77,13 @@ def gemm_roofline_s(
     memory = traffic / (BANDWIDTH_SHARE * gpu.mem_bw_bytes_per_s)
     compute = 2.0 * m * n * k / (FLOPS_SHARE * flops_per_s(gpu, mode))
     return np.asarray(GEMM_FLOOR_S + np.maximum(memory, compute), np.float64)
+
+
+def fp32_gemm_roofline_s(gpu: Gpu, m: FloatArray, n: float, k: float) -> FloatArray:
+    """Return (len(m),) seconds of a product of 32-bit numbers, outside the matrix units."""
+    memory = FP32_BYTES * n * k / (BANDWIDTH_SHARE * gpu.mem_bw_bytes_per_s)
+    rate = FP32_RATE_SHARE * FLOPS_SHARE * flops_per_s(gpu, "bf16")
+    return np.asarray(GEMM_FLOOR_S + np.maximum(memory, 2.0 * m * n * k / rate), np.float64)
 
 
 def decode_attention_limit_s(

@@ -9,20 +9,20 @@ from hypothesis import strategies as st
 from sieve.catalog.accelerators import load_gpu
 from sieve.catalog.models import load_model
 from sieve.perf.attention import (
-    DECODE_ATTENTION_FACTOR,
-    PREFILL_ATTENTION_FACTOR,
     Heads,
     decode_timing,
     prefill_curve,
 )
 from sieve.perf.base import MEASURED, ServingShape
-from sieve.perf.collectives import ALLREDUCE_FACTOR, allreduce_timing, in_fast_domain
+from sieve.perf.collectives import allreduce_timing, in_fast_domain
 from sieve.perf.compose import build_step_table
+from sieve.perf.constants import step_constants
 from sieve.perf.gemm import Precision, gemm_timing
 from sieve.perf.kernel_table import load, system_folder
-from sieve.perf.moe import MOE_FACTOR, experts_of, moe_timing, nearest_experts
+from sieve.perf.moe import experts_of, moe_timing, nearest_experts
 from sieve.perf.roofline import arithmetic_mode, gemm_limit_s
 
+FACTORS = step_constants()
 SYSTEMS = ("h100_sxm", "h200_sxm", "a100_sxm", "l40s", "b200_sxm")
 GPUS = {system: load_gpu(system) for system in SYSTEMS}
 PRECISIONS = {
@@ -76,7 +76,7 @@ def test_measured_decode_attention_comes_back(system):
         read = 2 * np.outer(batch, step + 1) * heads.kv_heads * heads.head_dim * size
         limit = read / gpu.mem_bw_bytes_per_s
         known = np.isfinite(latency)
-        wanted = np.maximum(DECODE_ATTENTION_FACTOR * latency, limit)
+        wanted = np.maximum(FACTORS.decode_attention_factor * latency, limit)
         got = time.total_s.reshape(latency.shape)
         np.testing.assert_allclose(got[known], wanted[known], rtol=1e-12)
 
@@ -95,7 +95,7 @@ def test_measured_prefill_attention_comes_back(system):
         at = np.searchsorted(length, isl[known])
         np.testing.assert_array_equal(length[at], isl[known])
         limit = 2.0 * heads.heads * heads.head_dim * isl[known] ** 2 / gpu.flops_per_s["bf16"]
-        wanted = np.maximum(PREFILL_ATTENTION_FACTOR * (rising - rising[0]), limit)
+        wanted = np.maximum(FACTORS.prefill_attention_factor * (rising - rising[0]), limit)
         np.testing.assert_allclose(time.total_s[at], wanted, rtol=1e-12, atol=1e-18)
         np.testing.assert_allclose(floor.total_s, rising[0], rtol=1e-12)
 
@@ -111,7 +111,9 @@ def test_measured_experts_come_back(system):
     m, latency = table.curve(key)
     time = moe_timing(shape, table, m)
     limit = experts_of(shape).limit_s(shape.gpu, m, arithmetic_mode(shape.gpu, "bf16"))
-    np.testing.assert_allclose(time.total_s, np.maximum(MOE_FACTOR * latency, limit), rtol=1e-12)
+    np.testing.assert_allclose(
+        time.total_s, np.maximum(FACTORS.experts_factor * latency, limit), rtol=1e-12
+    )
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
@@ -129,7 +131,7 @@ def test_measured_all_reduces_come_back(system, tp):
     if sites["own"] in own.sites and (in_fast_domain(shape, tp) or tp == 2):
         wanted = np.minimum(latency, np.interp(size, *own.curve(sites["own"])))
     time = allreduce_timing(shape, size / shape.model.hidden_size)
-    np.testing.assert_allclose(time.total_s, ALLREDUCE_FACTOR * wanted, rtol=1e-9)
+    np.testing.assert_allclose(time.total_s, FACTORS.allreduce_factor * wanted, rtol=1e-9)
 
 
 @settings(max_examples=150, deadline=None, database=None)

@@ -5,12 +5,11 @@ import pytest
 
 from sieve.arrays import COMPONENTS, EVIDENCE_CLASSES
 from sieve.perf.compose import (
-    HOST_DECODE_S,
-    LAYER_FIXED_S,
     build_step_table,
     default_cudagraph_sizes,
     padded_sizes,
 )
+from sieve.perf.constants import step_constants
 
 
 @pytest.fixture
@@ -80,14 +79,14 @@ def test_pipeline_stages_add_transfers_and_host_time(make_shape):
     np.testing.assert_array_equal(one.token_s, two.token_s)
     assert one.pp_transfer_s == 0
     assert two.pp_transfer_s == pytest.approx(10e-6 + 512 * 8192 * 2 / 450e9)
-    assert two.host_decode_s == 2 * HOST_DECODE_S
+    assert two.host_decode_s == 2 * step_constants().host_decode_s
     assert two.pp == 2
 
 
 def test_more_gpus_take_less_time_but_the_fixed_cost_stays(make_shape):
     one, eight = (build_step_table(make_shape(tp=tp)).token_s[4] for tp in (1, 8))
     assert one / 8 < eight < one
-    assert eight > 80 * LAYER_FIXED_S
+    assert eight > 80 * step_constants().layer_fixed_s
 
 
 def test_worked_example(make_shape, h100):
@@ -120,11 +119,11 @@ def test_sliding_layers_do_not_grow(make_shape, llama):
 
 
 def test_shared_experts_and_dense_layers_cost_time(make_shape, qwen_moe):
-    plain = build_step_table(make_shape(model=qwen_moe)).token_s[64]
+    plain = build_step_table(make_shape(model=qwen_moe)).decode_token_s[64]
     shared = replace(qwen_moe, moe=replace(qwen_moe.moe, shared_intermediate_size=768))
-    assert build_step_table(make_shape(model=shared)).token_s[64] > plain
+    assert build_step_table(make_shape(model=shared)).decode_token_s[64] > plain
     dense = replace(qwen_moe, moe=replace(qwen_moe.moe, num_dense_layers=48))
-    assert build_step_table(make_shape(model=dense)).token_s[64] < plain
+    assert build_step_table(make_shape(model=dense)).decode_token_s[64] < plain
 
 
 def test_a_model_known_by_its_parameters_is_near_the_detailed_one(make_shape, inline):

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from sieve.perf.attention import Heads, decode_timing
-from sieve.perf.collectives import ALLREDUCE_FACTOR
-from sieve.perf.compose import LAYER_FIXED_S, build_step_table
+from sieve.perf.compose import build_step_table
+from sieve.perf.constants import step_constants
 from sieve.perf.context_parallel import exchange_timing
 from sieve.perf.kernel_table import load
 
@@ -54,7 +54,7 @@ def test_what_is_exchanged_by_hand(shapes):
 
     gathered = curve("all_gather", 512 * 8 * 128) + curve("all_gather", 512 * 8 * 2)
     scattered = curve("reduce_scatter", 512 * 8 * 128)
-    expected = ALLREDUCE_FACTOR * (gathered + scattered) + 10e-6 + 2 * small
+    expected = step_constants().allreduce_factor * (gathered + scattered) + 10e-6 + 2 * small
     time = exchange_timing(shapes(2), tokens, small)
     assert time.total_s[0] == pytest.approx(expected)
     assert set(time.shares()) == {"measured", "roofline", "extrapolated"}
@@ -62,8 +62,8 @@ def test_what_is_exchanged_by_hand(shapes):
 
 def test_every_step_pays_for_the_exchange(shapes):
     alone, shared = build_step_table(shapes(1)), build_step_table(shapes(2))
-    extra = shared.token_s[1:] - alone.token_s[1:]
-    assert (extra > 48 * (10e-6 + 2 / 5 * LAYER_FIXED_S)).all()
+    extra = shared.decode_token_s[1:] - alone.decode_token_s[1:]
+    assert (extra > 48 * (10e-6 + 2 / 5 * step_constants().layer_fixed_s)).all()
     assert any("decode context parallel 2" in note for note in shared.notes)
     assert not any("context parallel" in note for note in alone.notes)
 

@@ -8,17 +8,17 @@ import pytest
 from sieve.catalog.architecture import MoeFacts
 from sieve.errors import CoverageError, InvalidInput
 from sieve.perf.attention import (
-    DECODE_ATTENTION_FACTOR,
     Heads,
     decode_timing,
     nearest_site,
     prefill_curve,
 )
 from sieve.perf.base import Timing
-from sieve.perf.collectives import ALLREDUCE_FACTOR, allreduce_note, allreduce_timing, link_rate
+from sieve.perf.collectives import allreduce_note, allreduce_timing, link_rate
+from sieve.perf.constants import step_constants
 from sieve.perf.gemm import BF16, Precision, gemm_timing, linear_precision
 from sieve.perf.kernel_table import load
-from sieve.perf.moe import MOE_FACTOR, experts_of, moe_timing, nearest_experts
+from sieve.perf.moe import experts_of, moe_timing, nearest_experts
 
 ONE = np.array([64.0])
 
@@ -78,7 +78,7 @@ def test_all_reduce_takes_the_quicker_of_the_measured_kernels(make_shape):
     key = ("bfloat16", "vllm_graph", 2)
     sizes, latency = load("h100_sxm", "custom_allreduce").curve(key)
     time = allreduce_timing(make_shape(tp=2), tokens)
-    expected = ALLREDUCE_FACTOR * latency[sizes == 4 * 8192][0]
+    expected = step_constants().allreduce_factor * latency[sizes == 4 * 8192][0]
     assert time.total_s[0] == pytest.approx(expected, rel=1e-12)
     assert only_class(time) == "measured"
 
@@ -87,7 +87,7 @@ def test_large_messages_go_through_nccl(make_shape):
     shape = make_shape(tp=4)
     _, latency = load("h100_sxm", "nccl").curve(("all_reduce", "half", 4))
     time = allreduce_timing(shape, np.array([268435456 / 8192]))
-    assert time.total_s[0] == pytest.approx(ALLREDUCE_FACTOR * latency[-1])
+    assert time.total_s[0] == pytest.approx(step_constants().allreduce_factor * latency[-1])
 
 
 def test_beyond_the_fast_link_all_reduce_is_a_slow_ring(make_shape):
@@ -110,7 +110,9 @@ def test_a_condemned_all_reduce_falls_to_a_smaller_group(make_shape, l40s):
     sizes, latency = table.curve(("all_reduce", "half", 4))
     shape = make_shape(gpu=l40s, tp=8)
     time = allreduce_timing(shape, sizes / shape.model.hidden_size)
-    np.testing.assert_allclose(time.total_s, ALLREDUCE_FACTOR * latency * 7 / 3, rtol=1e-12)
+    np.testing.assert_allclose(
+        time.total_s, step_constants().allreduce_factor * latency * 7 / 3, rtol=1e-12
+    )
     assert time.shares() == {"extrapolated": 1.0}
     assert "4 GPUs, times 2.33" in allreduce_note(shape)
     assert allreduce_note(make_shape(gpu=l40s, tp=4)) == ""
@@ -128,7 +130,7 @@ def test_measured_experts_come_back_exactly(make_shape, qwen_moe):
     table = load("h100_sxm", "moe")
     m, latency = table.curve(("bfloat16", 2048, 768, 8, 128, 1, 1, "power_law_1.01"))
     time = moe_timing(shape, table, m)
-    np.testing.assert_allclose(time.total_s, MOE_FACTOR * latency, rtol=1e-12)
+    np.testing.assert_allclose(time.total_s, step_constants().experts_factor * latency, rtol=1e-12)
     assert only_class(time) == "measured"
 
 
@@ -163,8 +165,11 @@ def test_measured_decode_attention_comes_back_exactly(h100):
     batch, step, latency = table.surface(("bfloat16", "bfloat16", 128, 0, 8, 1))
     time = decode_timing(h100, table, heads, batch[:5], step + 1)
     known = np.isfinite(latency[:5]).ravel()
+    factor = step_constants().decode_attention_factor
     np.testing.assert_allclose(
-        time.total_s[known], DECODE_ATTENTION_FACTOR * latency[:5].ravel()[known], rtol=1e-12
+        time.total_s[known],
+        factor * latency[:5].ravel()[known],
+        rtol=1e-12,
     )
 
 
