@@ -15,7 +15,7 @@ from typing import Any, Final
 from sieve.catalog.architecture import LayerKind, ModelArchitecture
 from sieve.catalog.hf_blocks import dense_width, ffn_layers, moe_facts, rotary_tables, vision_params
 from sieve.catalog.hf_faults import refuse_faults
-from sieve.catalog.hf_features import undescribed_features, unhandled_features
+from sieve.catalog.hf_features import undescribed_features, unmodelled_features
 from sieve.catalog.hf_fields import FAMILIES, ConfigReader, Family, architecture_name, text_config
 from sieve.catalog.hf_precision import checkpoint_dtype, quantisation_facts
 from sieve.catalog.layouts import Layout, read_layout
@@ -58,7 +58,7 @@ def architecture_from_config(
     refuse_faults(config, name)
     text = text_config(config)
     label = architecture_name(config)
-    features = unhandled_features(config)
+    features = unmodelled_features(config)
     refused = undescribed_features(config)
     if refused:
         raise NotYetError(
@@ -154,7 +154,7 @@ def no_step_time(name: str, label: str, features: Sequence[str]) -> str:
     """Return the words for a model whose step time is not modelled."""
     return (
         f"model {name!r} ({label or 'no architecture named'}) has {', '.join(features)}; "
-        "this version sizes models with full multi-head or grouped-query attention only"
+        "this version has no step times for that"
     )
 
 

@@ -47,6 +47,12 @@ _HYBRID_FIELDS: Final = (
 )
 
 
+_NO_STEP_TIME: Final = frozenset({"experts in a latent width"})
+_ROOFLINE_ONLY: Final = (
+    "multi-head latent attention", "sparse attention", "compressed", "linear attention",
+    "state-space",
+)  # fmt: skip
+
 # Classes of these names are described layer by layer; other hybrids are refused.
 _DESCRIBED_HYBRIDS: Final = ("Qwen3Next", "Qwen3_5", "Kimi", "NemotronH")
 
@@ -55,16 +61,27 @@ def undescribed_features(config: Mapping[str, Any]) -> list[str]:
     """Return the features whose memory is not known either, in words; empty when there are none."""
     label = architecture_name(config)
     kept = ("cross-attention layers", "an encoder", "no language head that generates text")
-    found = [words for words in unhandled_features(config) if words in kept]
+    found = [words for words in special_features(config) if words in kept]
     states = ("linear attention", "state-space")
-    hybrid = any(words.startswith(states) for words in unhandled_features(config))
+    hybrid = any(words.startswith(states) for words in special_features(config))
     if hybrid and not label.startswith(_DESCRIBED_HYBRIDS):
         found.append("linear attention or state-space layers of a class that is not described")
     return found
 
 
-def unhandled_features(config: Mapping[str, Any]) -> list[str]:
+def unmodelled_features(config: Mapping[str, Any]) -> list[str]:
     """Return the features whose step time is not modelled, in words; empty when there are none."""
+    found = undescribed_features(config)
+    return found + [f for f in special_features(config) if f in _NO_STEP_TIME and f not in found]
+
+
+def roofline_features(config: Mapping[str, Any]) -> list[str]:
+    """Return the features whose step time is modelled by a roofline, not by measured kernels."""
+    return [f for f in special_features(config) if f.startswith(_ROOFLINE_ONLY)]
+
+
+def special_features(config: Mapping[str, Any]) -> list[str]:
+    """Return what sets a model apart from plain attention in every layer, in words."""
     text = text_config(config)
     label = architecture_name(config)
     found: list[str] = []
