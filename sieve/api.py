@@ -19,6 +19,7 @@ from sieve import __version__
 from sieve.advice import advise
 from sieve.catalog.architecture import EngineProfile, Gpu, ModelArchitecture
 from sieve.catalog.engines import load_engine
+from sieve.catalog.matrices import layer_plans
 from sieve.catalog.models import inline_model, load_model
 from sieve.context import Assumption, RunContext
 from sieve.errors import CatalogError, InvalidInput, NotYetError, TableError, TraceError
@@ -26,6 +27,7 @@ from sieve.grid import PRECISIONS, Grid, expand, require_prices
 from sieve.parallel import LocalExecutor, make_executor
 from sieve.perf.cache import StepTables
 from sieve.perf.capacity import workload_of
+from sieve.perf.front_end import chat_latency_s, request_work_s
 from sieve.perf.kernel_table import system_folder
 from sieve.perf.table_folder import label, used_tables, with_tables
 from sieve.pipeline import (
@@ -233,6 +235,9 @@ def prepare(
         with _located(spec, "kernel_tables"):
             gpus = with_tables(grid.gpus, spec.base_dir / spec.run.kernel_tables)
         grid = replace(grid, gpus=gpus)
+    if engine.name != "reference":
+        outside_s = request_work_s(requests.input_tokens) + chat_latency_s()
+        requests = replace(requests, front_end_s=outside_s)
     if needs_price(list(objective)):
         require_prices(grid.gpus)
     workload = workload_of(requests)
@@ -407,6 +412,12 @@ def _assumptions(context: RunContext) -> list[Assumption]:
             out.append(Assumption(f"GPU {name}", price))
     out += [Assumption(f"engine {context.engine.requested}", text) for text in context.engine.notes]
     out += [Assumption("step time", text) for text in context.tables.notes()]
+    outside_s = context.requests.front_end_s
+    if outside_s is not None:
+        words = f"{outside_s.mean() * 1e3:.0f} ms a request outside the engine (HTTP, tokenising, "
+        words += "the chat endpoint) are part of TTFT and E2E"
+        out.append(Assumption("latency", words))
+    out += [Assumption("replay", text) for text in _replay_notes(context)]
     out.append(
         Assumption(
             "intervals",
@@ -428,6 +439,19 @@ def _assumptions(context: RunContext) -> list[Assumption]:
             text += f", so no deployment can reach the objective of {max(limits):,.0f}"
         out.append(Assumption("traffic", text))
     return out
+
+
+def _replay_notes(context: RunContext) -> list[str]:
+    """Return what the replay leaves out for this model and traffic."""
+    kinds = {plan.kind.kind for plan in layer_plans(context.model) if plan.kind is not None}
+    notes = []
+    if "state" in kinds or "compressed" in kinds:
+        notes.append("prefix caching is not replayed for layers with recurrent or compressed state")
+    if "chunk" in kinds:
+        notes.append("chunked attention holds its cache as a window of the chunk's length")
+    if context.requests.previous is not None and context.requests.prefix is None:
+        notes.append("turns of a session share no prefix: the trace does not say what they repeat")
+    return [] if context.is_reference else notes
 
 
 def _warnings(context: RunContext, outcome: Outcome) -> list[Assumption]:

@@ -76,6 +76,8 @@ class Requests:
         previous: (n,) index of the turn of the same session before, -1 where there is none. Such a
             request arrives `delay_s` after that turn's answer; its `arrival_s` is the session's.
         delay_s: (n,) seconds, read where there is a previous turn.
+        front_end_s: (n,) seconds that a request spends outside the engine before its first token;
+            they add to TTFT and E2E. None: nothing is added.
     """
 
     arrival_s: FloatArray
@@ -88,6 +90,7 @@ class Requests:
     prefix: PrefixBlocks | None = None
     previous: IntArray | None = None
     delay_s: FloatArray | None = None
+    front_end_s: FloatArray | None = None
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -110,6 +113,7 @@ class Requests:
             prefix=None if self.prefix is None else self.prefix.take(rows),
             previous=previous,
             delay_s=None if self.delay_s is None else self.delay_s[rows],
+            front_end_s=None if self.front_end_s is None else self.front_end_s[rows],
         )
 
     @property

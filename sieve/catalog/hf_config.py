@@ -15,7 +15,7 @@ from typing import Any, Final
 from sieve.catalog.architecture import LayerKind, ModelArchitecture
 from sieve.catalog.hf_blocks import dense_width, ffn_layers, moe_facts, rotary_tables, vision_params
 from sieve.catalog.hf_faults import refuse_faults
-from sieve.catalog.hf_features import undescribed_features, unmodelled_features
+from sieve.catalog.hf_features import special_features, undescribed_features, unmodelled_features
 from sieve.catalog.hf_fields import FAMILIES, ConfigReader, Family, architecture_name, text_config
 from sieve.catalog.hf_precision import checkpoint_dtype, quantisation_facts
 from sieve.catalog.layouts import Layout, read_layout
@@ -59,6 +59,7 @@ def architecture_from_config(
     text = text_config(config)
     label = architecture_name(config)
     features = unmodelled_features(config)
+    special = bool(special_features(config))
     refused = undescribed_features(config)
     if refused:
         raise NotYetError(
@@ -95,7 +96,9 @@ def architecture_from_config(
         v_head_dim=read.optional("v_head_dim") or head_dim,
         gated=bool(text.get("attn_output_gate")) or label.startswith("Qwen3Next"),
     )
-    layout = read_layout(read, label, family, plain, assumed) if features else Layout((), ())
+    layout = (
+        read_layout(read, label, family, plain, assumed) if special or features else Layout((), ())
+    )
     facts = quantisation_facts(config, dtype, label, assumed)
     vision = vision_params(config, label, assumed)
     arch = ModelArchitecture(

@@ -12,7 +12,7 @@ import yaml
 
 from sieve.catalog.architecture import ModelArchitecture
 from sieve.catalog.hf_config import architecture_from_config, no_step_time
-from sieve.catalog.hf_features import unhandled_features
+from sieve.catalog.hf_features import roofline_features, unmodelled_features
 from sieve.catalog.hf_fields import architecture_name
 from sieve.catalog.hf_precision import checkpoint_dtype
 from sieve.catalog.inline_models import inline_model
@@ -55,7 +55,7 @@ class ModelEntry:
         max_position_embeddings: context limit in tokens, None when unknown.
         verified: the shapes were read from a config of this model.
         handled: this version can size the model.
-        reason: why it cannot, "" if it can.
+        reason: why it cannot; if it can, which of its layers have step times by roofline only.
     """
 
     name: str
@@ -174,7 +174,7 @@ def _entry(name: str) -> ModelEntry:
             max_position_embeddings=text.get("max_position_embeddings"),
             verified=document["verified"],
             handled=False,
-            reason=", ".join(unhandled_features(config)),
+            reason=", ".join(unmodelled_features(config)),
         )
     return ModelEntry(
         name=name,
@@ -185,6 +185,7 @@ def _entry(name: str) -> ModelEntry:
         max_position_embeddings=arch.max_position_embeddings,
         verified=arch.verified,
         handled=True,
+        reason=", ".join(roofline_features(config)),
     )
 
 

@@ -278,7 +278,8 @@ def print_models(entries: Sequence[ModelEntry]) -> None:
     table.add_column("weights")
     table.add_column("note", overflow="fold")
     for entry in entries:
-        note = [] if entry.handled else [f"not yet: {entry.reason}"]
+        kind = "by roofline" if entry.handled else "not yet"
+        note = [f"{kind}: {entry.reason}"] if entry.reason else []
         note += [] if entry.verified else ["facts assumed"]
         table.add_row(
             escape(entry.name),

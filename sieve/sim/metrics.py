@@ -24,12 +24,13 @@ BASE_STATISTICS = (
 
 
 def per_request(requests: Requests, result: SimResult) -> dict[str, FloatArray]:
-    """Return TTFT, TPOT and E2E of every request in seconds, (n,) each.
+    """Return TTFT, TPOT and E2E of every request in seconds as its client sees them, (n,) each.
 
     TPOT is (E2E - TTFT)/(output tokens - 1) and nan for one-token answers.
     """
-    ttft = result.first_token_s - result.arrival_s
-    e2e = result.finish_s - result.arrival_s
+    outside_s = 0.0 if requests.front_end_s is None else requests.front_end_s
+    ttft = result.first_token_s - result.arrival_s + outside_s
+    e2e = result.finish_s - result.arrival_s + outside_s
     gaps = requests.output_tokens - 1
     tpot = np.where(gaps > 0, (e2e - ttft) / np.maximum(gaps, 1), np.nan)
     return {"ttft": ttft, "tpot": tpot, "e2e": e2e}
