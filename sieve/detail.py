@@ -148,6 +148,10 @@ def _engine_facts(settings: ReplaySettings, row: Mapping[str, Any]) -> dict[str,
         "max_num_batched_tokens": settings.max_num_batched_tokens,
         "num_gpu_blocks": settings.num_gpu_blocks,
         "block_size": settings.block_size,
+        "groups": [
+            {"window": window, "block_tokens": span, "fixed_blocks": fixed}
+            for window, span, fixed in settings.groups or ((0, settings.block_size, 0),)
+        ],
         "batches_in_flight": settings.batches_in_flight,
         "enable_prefix_caching": settings.prefix_caching,
         "enable_chunked_prefill": settings.chunked_prefill,
@@ -254,7 +258,8 @@ def _static_row(
 ) -> dict[str, Any]:
     static = simulate_static(requests, table, settings, replicas)
     makespan_s = float(static.finish_s.max() - requests.arrival_s[0])
-    e2e = static.finish_s - requests.arrival_s
+    outside_s = 0.0 if requests.front_end_s is None else requests.front_end_s
+    e2e = static.finish_s - requests.arrival_s + outside_s
     # All answers of a batch come with its last step.
     latencies = {"ttft": e2e, "tpot": np.zeros(0), "e2e": e2e}
     return {

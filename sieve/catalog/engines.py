@@ -18,6 +18,7 @@ from sieve.units import GIB
 
 _YAML_LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _REQUEST: Final = re.compile(r"\s*([A-Za-z][\w-]*)\s*(?:==\s*(\S+))?\s*")
+_HOPPER: Final = 9.0
 _VERSION: Final = re.compile(r"\d{1,4}(\.\d{1,4}){0,3}")
 
 
@@ -85,6 +86,18 @@ def default_for_gpu(profile: EngineProfile, option: str, gpu: Gpu) -> Any:
         if gpu.memory_bytes >= tier["min_memory_gib"] * GIB and not excluded:
             return tier["value"]
     raise CatalogError(f"{profile.name} {profile.version}: no default of {option} fits {gpu.name}")
+
+
+def default_block_size(profile: EngineProfile, model: ModelArchitecture, gpu: Gpu) -> int:
+    """Return the tokens of a KV block unless told otherwise.
+
+    Kernels of latent attention on Hopper and later prefer longer blocks.
+    """
+    latent = any(kind.kind == "latent" for kind in model.kinds)
+    modern = (gpu.compute_capability or 0.0) >= _HOPPER
+    if latent and modern and profile.cache.get("latent"):
+        return int(profile.cache["latent_block_size"])
+    return int(profile.defaults["block_size"])
 
 
 def chunks_prompts(profile: EngineProfile, model: ModelArchitecture) -> bool:

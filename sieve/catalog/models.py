@@ -12,7 +12,7 @@ import yaml
 
 from sieve.catalog.architecture import ModelArchitecture
 from sieve.catalog.hf_config import architecture_from_config, no_step_time
-from sieve.catalog.hf_features import roofline_features, unmodelled_features
+from sieve.catalog.hf_features import roofline_features
 from sieve.catalog.hf_fields import architecture_name
 from sieve.catalog.hf_precision import checkpoint_dtype
 from sieve.catalog.inline_models import inline_model
@@ -174,7 +174,7 @@ def _entry(name: str) -> ModelEntry:
             max_position_embeddings=text.get("max_position_embeddings"),
             verified=document["verified"],
             handled=False,
-            reason=", ".join(unmodelled_features(config)),
+            reason=", ".join(arch.unmodelled_step_time),
         )
     return ModelEntry(
         name=name,

@@ -9,7 +9,7 @@ from typing import Any
 
 from sieve.catalog.accelerators import load_gpu
 from sieve.catalog.architecture import EngineProfile, Gpu, ModelArchitecture
-from sieve.catalog.engines import default_for_gpu, load_engine
+from sieve.catalog.engines import default_block_size, default_for_gpu, load_engine
 from sieve.catalog.models import load_model, with_stored_weights
 from sieve.errors import InvalidInput
 from sieve.memory.corrections import Correction, CorrectionKey, matching, release
@@ -162,7 +162,7 @@ def configure(
     )  # fmt: skip
     if not 0.0 < share <= 1.0:
         raise InvalidInput(f"gpu_memory_utilization is {share:g}; allowed is above 0, up to 1")
-    size = pick("block_size", block_size, lambda: _default_block(profile, facts, card))
+    size = pick("block_size", block_size, lambda: default_block_size(profile, facts, card))
     _whole("block_size", size, 1, 65536)
     kv_bytes(kv_cache_dtype)
     return Configuration(
@@ -218,14 +218,6 @@ def _default_budget(profile: EngineProfile, gpu: Gpu, length: int, *, chunked: b
     """Return the default token budget; it covers the longest prompt if prompts stay whole."""
     value = int(default_for_gpu(profile, "max_num_batched_tokens", gpu))
     return value if chunked else max(value, length)
-
-
-def _default_block(profile: EngineProfile, model: ModelArchitecture, gpu: Gpu) -> int:
-    latent = any(kind.kind == "latent" for kind in model.kinds)
-    modern = (gpu.compute_capability or 0.0) >= 9.0
-    if latent and modern and profile.cache.get("latent"):
-        return int(profile.cache["latent_block_size"])
-    return int(profile.defaults["block_size"])
 
 
 def _whole(name: str, value: object, least: int, most: int) -> None:

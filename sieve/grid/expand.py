@@ -13,7 +13,7 @@ import polars as pl
 from sieve.arrays import IntArray
 from sieve.catalog.accelerators import gpu_slug
 from sieve.catalog.architecture import EngineProfile, Gpu, ModelArchitecture
-from sieve.catalog.engines import chunks_prompts, default_for_gpu
+from sieve.catalog.engines import chunks_prompts, default_block_size, default_for_gpu
 from sieve.catalog.precisions import STORED_WEIGHT_BYTES
 from sieve.errors import Fault, NotYetError, SieveError, SpecError
 from sieve.frames import OPTIONS
@@ -172,7 +172,6 @@ def _frame_of(
         "enable_prefix_caching": bool(engine.defaults["enable_prefix_caching"]),
         "async_scheduling": bool(engine.defaults.get("async_scheduling", False)),
         "long_prefill_token_threshold": int(engine.defaults.get("long_prefill_token_threshold", 0)),
-        "block_size": int(engine.defaults["block_size"]),
         "gpu_memory_utilization": float(engine.defaults["gpu_memory_utilization"]),
         "max_model_len": model.max_position_embeddings,
     }
@@ -182,6 +181,11 @@ def _frame_of(
         if name not in frame.columns
     ]
     frame = frame.with_columns(missing)
+    if "block_size" not in frame.columns:
+        sizes = {name: default_block_size(engine, model, gpu) for name, gpu in gpus.items()}
+        frame = frame.with_columns(
+            pl.col("gpu").replace_strict(sizes, return_dtype=pl.Int64).alias("block_size")
+        )
     if "max_num_batched_tokens" in defaulted:
         # Whole prompts have to fit the budget, and the engine raises its default for them.
         whole = ~pl.col("enable_chunked_prefill")
