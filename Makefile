@@ -70,10 +70,10 @@ bench: $(STAMP) ## time the hot paths; prints tables, judges nothing
 	else \
 	  echo "bench: tests/benchmarks holds no benchmark"; \
 	fi
-	@if [ -f tests/benchmarks/run.py ]; then \
-	  echo "bench: tests/benchmarks/run.py"; \
-	  $(BIN)/python tests/benchmarks/run.py; \
-	fi
+	@for script in run replay; do \
+	  echo "bench: tests/benchmarks/$$script.py"; \
+	  $(BIN)/python tests/benchmarks/$$script.py || exit 1; \
+	done
 
 lock: $(STAMP) ## resolve the dependencies anew into .ci/requirements.lock (needs uv)
 	@uv=$$(command -v $(BIN)/uv || command -v uv) || \

@@ -1,4 +1,4 @@
-"""Times of whole commands and of the replay, as a table: `python tests/benchmarks/run.py`.
+"""Times of whole commands, as a table: `python tests/benchmarks/run.py`.
 
 Each command runs in a process of its own, start included, the compile cache as stated. Nothing here
 is a test; figures depend on the machine and are written down where they are quoted.
@@ -48,32 +48,6 @@ def timed(name: str, args: list[str], *, cache: Path, repeats: int = 3) -> None:
     print(f"{name:<58} {best:7.2f} s   {peak_mb:6.0f} MB (largest so far)")
 
 
-def replay_rate() -> None:
-    """Print request-iterations per second of CPU time, step times given."""
-    spec = TrafficSpec(trace="chat", requests=20_000, rate_per_s=15)
-    requests: Requests = load_traffic(spec, seed=0, base_dir=ROOT)
-    sys.path.insert(0, str(ROOT / "tests"))
-    from conftest import Tables
-
-    # 6 ms a step, 18 us a token, 15 ns a context token; 256 seats, budget 8192.
-    table = Tables.affine(
-        base=6e-3, per_token=18e-6, per_context=15e-9, max_tokens=8192, max_seqs=256
-    )
-    limits = ReplaySettings(256, 8192, 100_000, 16)
-    simulate(requests, table, limits)
-    best = np.inf
-    for _ in range(5):
-        started = time.process_time()
-        result = simulate(requests, table, limits)
-        best = min(best, time.process_time() - started)
-    rate = result.num_request_steps / best
-    batch = result.num_request_steps / result.num_steps
-    print(
-        f"replay, chat, 20,000 requests, mean batch {batch:.0f}: {best:.3f} s CPU, "
-        f"{rate / 1e6:.0f} million request-iterations/s"
-    )
-
-
 def main() -> None:
     """Print all figures."""
     print(f"{os.cpu_count()} cores, Python {sys.version.split()[0]}")
@@ -95,7 +69,6 @@ def main() -> None:
             )
         timed("sieve --help", ["--help"], cache=cache, repeats=5)
         timed("sieve gpus", ["gpus"], cache=cache)
-    replay_rate()
 
 
 if __name__ == "__main__":
