@@ -14,13 +14,6 @@ import tempfile
 import time
 from pathlib import Path
 
-import numpy as np
-
-from sieve.arrays import Requests
-from sieve.sim.replay import ReplaySettings, simulate
-from sieve.spec import TrafficSpec
-from sieve.traces import load_traffic
-
 ROOT = Path(__file__).resolve().parents[2]
 SIEVE = [sys.executable, "-c", "from sieve.cli.main import main; main()"]
 REFERENCE = str(ROOT / "examples" / "reference_27b.yaml")
