@@ -7,64 +7,14 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from sieve.arrays import FloatArray, IntArray
 from sieve.errors import TraceError
 from sieve.sim._kernels import engine, events, layout
 from sieve.sim._kernels.clock import GAP_BINS, GAP_FIRST_S, GAP_RATIO, NUM_SCALARS, Clock
+from sieve.sim.engine_input import EngineInput, KeyArray, SharedKeys
+from sieve.sim.events_state import EventsState, arguments, complete, new_state
 from sieve.units import NS_PER_S
-
-KeyArray = npt.NDArray[np.int32]
-
-
-@dataclass(frozen=True, eq=False)
-class SharedKeys:
-    """The block keys that more than one request has; in each request they come first.
-
-    Attributes:
-        start: (n,) offset of a request's keys.
-        count: (n,) how many of its leading blocks have such keys.
-        keys: their keys, 0 .. num_keys - 1.
-        num_keys: how many keys there are.
-        early_output: whether a prompt may contain what another request is still generating.
-    """
-
-    start: IntArray
-    count: IntArray
-    keys: KeyArray
-    num_keys: int
-    early_output: bool = False
-
-
-@dataclass(frozen=True, eq=False)
-class EngineInput:
-    """Requests as the compiled loops take them; the arrays are described there.
-
-    `keys` is None where they follow from `shared`: its keys first, then private ones.
-    """
-
-    settings: IntArray
-    accept: IntArray
-    window: IntArray
-    kind: IntArray
-    span: IntArray
-    fixed: IntArray
-    arrival: IntArray
-    prompt: IntArray
-    output: IntArray
-    level: IntArray
-    name_rank: IntArray
-    child_start: IntArray
-    child: IntArray
-    delay: IntArray
-    key_start: IntArray
-    keys: KeyArray | None
-    num_keys: int
-    clock: Clock
-    bucket: IntArray
-    quota: IntArray
-    shared: SharedKeys
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,7 +92,7 @@ def run_engine(data: EngineInput) -> EngineResult:
     Raises:
         TraceError: requests preempt themselves for ever (no room for any of them).
     """
-    result = _run_events(data) if has_events_form(data) else None
+    result = run_events(data) if has_events_form(data) else None
     if result is None:
         result = _result(engine.replay(*step_arguments(data)))
     if result.counters[layout.STATUS] == layout.STATUS_LIVE_LOCK:
@@ -204,21 +154,33 @@ def _all_keys(data: EngineInput) -> dict[str, Any]:
     }
 
 
-def events_arguments(data: EngineInput) -> tuple[Any, ...]:
-    """Return the arguments of `events.replay`."""
+def run_events(data: EngineInput) -> EngineResult | None:
+    """Return the replay without a loop over requests, or None where it has to be step by step.
+
+    None: the prefix cache came into a form that only the other kernel can tell.
+    """
+    state = new_state(data)
     arrives = np.flatnonzero(data.arrival >= 0)
     order = arrives[np.argsort(data.arrival[arrives], kind="stable")].astype(np.int64)
-    shared = data.shared
-    return (
-        data.settings, data.arrival, data.prompt, data.output, order, data.child_start, data.child,
-        data.delay, shared.start, shared.count, shared.keys, shared.num_keys, data.clock,
+    if data.settings[layout.USERS] > 0:
+        order = order[:0]
+    count = np.array([len(order)], np.int64)
+    order = np.append(order, 0).reshape(1, -1)
+    events.advance(0, events.NEVER, *arguments(data, state, order, count))
+    if state.counters[0, layout.STATUS] == layout.STATUS_CLASH:
+        return None
+    return replica_result(data, state, 0, np.arange(len(data.arrival)))
+
+
+def replica_result(data: EngineInput, state: EventsState, k: int, rows: IntArray) -> EngineResult:
+    """Return what replica k did with its requests `rows`; the results of all requests with it."""
+    left = complete(data, state, k, rows)
+    return _result(
+        (
+            state.results, state.counters[k], np.zeros(0, np.int64), left, state.component_s[k],
+            state.gaps[k], state.samples[k],
+        )
     )  # fmt: skip
-
-
-def _run_events(data: EngineInput) -> EngineResult | None:
-    """Return the replay, or None where the prefix cache is not in the form that it needs."""
-    result = _result(events.replay(*events_arguments(data)))
-    return None if result.counters[layout.STATUS] == layout.STATUS_CLASH else result
 
 
 def _result(out: tuple[Any, ...]) -> EngineResult:

@@ -11,7 +11,8 @@ from sieve.arrays import FloatArray, IntArray, PrefixBlocks, Requests, SimResult
 from sieve.errors import InvalidInput
 from sieve.sim._kernels import layout
 from sieve.sim._kernels.clock import GAP_BINS, Clock
-from sieve.sim.engine import EngineResult, SharedKeys, run_engine
+from sieve.sim.engine import EngineResult, run_engine
+from sieve.sim.engine_input import SharedKeys
 from sieve.sim.traffic_input import (
     BUCKETS,
     ReplaySettings,

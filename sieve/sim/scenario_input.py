@@ -15,9 +15,7 @@ from sieve.arrays import IntArray
 from sieve.errors import TraceError
 from sieve.sim._kernels import layout
 from sieve.sim.engine import (
-    EngineInput,
     EngineResult,
-    KeyArray,
     children_of,
     idle_clock,
     kinds_of,
@@ -25,6 +23,7 @@ from sieve.sim.engine import (
     run_engine,
     shared_keys,
 )
+from sieve.sim.engine_input import EngineInput, KeyArray
 from sieve.sim.scenario import Config, Scenario, check_scenario, table_width
 
 

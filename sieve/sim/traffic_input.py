@@ -15,14 +15,13 @@ from sieve.sim._kernels import layout
 from sieve.sim._kernels.clock import Clock
 from sieve.sim._kernels.prefix import expand_keys
 from sieve.sim.engine import (
-    EngineInput,
-    SharedKeys,
     children_of,
     gap_edges_ns,
     idle_clock,
     kinds_of,
     patience,
 )
+from sieve.sim.engine_input import EngineInput, SharedKeys
 
 CacheGroup = tuple[int, int, int]
 """A group of layers: its window (0: all tokens), tokens in a block, blocks held whatever the length

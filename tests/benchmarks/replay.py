@@ -27,8 +27,9 @@ import plain_replay
 from conftest import Tables
 
 from sieve.arrays import Requests, StepTable
-from sieve.sim._kernels import engine, events, layout
-from sieve.sim.engine import EngineInput, events_arguments, step_arguments
+from sieve.sim._kernels import engine, layout
+from sieve.sim.engine import run_events, step_arguments
+from sieve.sim.engine_input import EngineInput
 from sieve.sim.replay import ReplaySettings, simulate
 from sieve.sim.traffic_input import (
     clock_of,
@@ -103,9 +104,9 @@ def chat_rates() -> None:
             limits = ReplaySettings(
                 256, 8192, blocks, 16, async_scheduling=ahead, prefix_caching=cache
             )
-            arguments = events_arguments(arrays(requests, table, limits))
-            seconds, out = best_of(events.replay, 7, *arguments)
-            counts = out[1]
+            data = arrays(requests, table, limits)
+            seconds, out = best_of(run_events, 7, data)
+            counts = out.counters
             cells.append(f"{counts[layout.REQUEST_STEPS] / seconds / 1e6:8.0f}")
         batch = counts[layout.REQUEST_STEPS] / counts[layout.FILLED_STEPS]
         name = f"{rate}/s, {blocks:,}"
@@ -135,9 +136,8 @@ def conversation_rates() -> None:
             started = time.process_time()
             data = arrays(requests, table, limits)
             prepared = time.process_time() - started
-            arguments = events_arguments(data)
-            seconds, out = best_of(events.replay, 5, *arguments)
-            hit = out[0][:, layout.CACHED].clip(0).sum() / requests.input_tokens.sum()
+            seconds, out = best_of(run_events, 5, data)
+            hit = out.results[:, layout.CACHED].clip(0).sum() / requests.input_tokens.sum()
             print(
                 f"  {per_token * 1e6:3.0f} us/token, {blocks:>7,} blocks: "
                 f"{seconds * 1e6 / len(requests):5.1f} (hits {hit:.2f}; keys, once a trace and "
@@ -151,9 +151,8 @@ def plain_ratio() -> None:
     limits = ReplaySettings(256, 8192, 100_000, 16)
     seconds, plain = best_of(plain_replay.replay, 1, requests, table, limits)
     data = arrays(requests, table, limits)
-    arguments = events_arguments(data)
-    quick, out = best_of(events.replay, 7, *arguments)
-    assert plain.request_steps == out[1][layout.REQUEST_STEPS]
+    quick, out = best_of(run_events, 7, data)
+    assert plain.request_steps == out.counters[layout.REQUEST_STEPS]
     print(
         f"chat, 2,000 requests: plain Python {seconds:.2f} s, kernel {quick * 1e3:.2f} ms: "
         f"{seconds / quick:,.0f} times"

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sieve.sim._kernels import engine, events, layout
+from sieve.sim._kernels import engine, layout
 from sieve.sim.engine import (
-    EngineInput,
     _result,
-    events_arguments,
     has_events_form,
+    run_events,
     step_arguments,
 )
+from sieve.sim.engine_input import EngineInput
 from sieve.sim.scenario import Scenario, read_recording
 from sieve.sim.scenario_input import engine_input
 from sieve.sim.traffic_input import clock_of
@@ -66,8 +66,8 @@ def check(data: EngineInput) -> Any:
     expected = _result(engine.replay(*step_arguments(data)))
     for macro in (1, 0):
         data.settings[layout.MACRO] = macro
-        got = _result(events.replay(*events_arguments(data)))
-        assert got.counters[layout.STATUS] != layout.STATUS_CLASH
+        got = run_events(data)
+        assert got is not None
         if expected.counters[layout.STATUS] == layout.STATUS_LIVE_LOCK:
             assert got.counters[layout.STATUS] == layout.STATUS_LIVE_LOCK
             continue

@@ -46,7 +46,7 @@ _FOLDER: Final = _cache_folder()
 
 def is_compiled() -> bool:
     """Return whether the kernel that most replays take lies compiled on disk."""
-    return _FOLDER is not None and any(_FOLDER.rglob("events.replay-*.nbi"))
+    return _FOLDER is not None and any(_FOLDER.rglob("events.advance-*.nbi"))
 
 
 def jit(function: Callable[..., Any], *, inline: bool = False) -> Any:

@@ -21,7 +21,6 @@ import numpy as np
 
 from sieve.sim._kernels import inlined, jit
 from sieve.sim._kernels.clock import (
-    GAP_BINS,
     HOST_DECODE,
     HOST_MIXED,
     KV_READ,
@@ -42,7 +41,6 @@ from sieve.sim._kernels.layout import (
     CHUNKED,
     CLOCK,
     CLOCK_LINEAR,
-    END_NS,
     FILLED_STEPS,
     FINISH_NS,
     FIRST_TOKEN_NS,
@@ -52,11 +50,7 @@ from sieve.sim._kernels.layout import (
     MAX_RUNNING,
     MAX_WAIT_NS,
     NUM_BLOCKS,
-    NUM_COUNTERS,
-    NUM_RESULTS,
     NUM_SAMPLE_COLUMNS,
-    NUM_SAMPLES,
-    OUT,
     PATIENCE,
     PEAK_BATCH,
     PEAK_BLOCKS,
@@ -129,6 +123,44 @@ STALE: Final = 4  # whether that lookup must be repeated
 MISSING: Final = 5  # first key that it did not find
 LOOKED_UP: Final = 6  # its request
 NUM_CACHE: Final = 7
+
+
+# Scalars of a replica between two visits.
+V_NOW: Final = 0
+V_CALL: Final = 1
+V_SLOT: Final = 2
+V_DEVICE_FREE: Final = 3
+V_LAST_END: Final = 4
+V_OLDEST: Final = 5
+V_IN_FLIGHT: Final = 6
+V_BUSY: Final = 7
+V_UNFINISHED: Final = 8
+V_UNTOLD: Final = 9
+V_NEAR: Final = 10
+V_SEGMENT: Final = 11
+V_LAST_PROGRESS: Final = 12
+V_READ_CALL: Final = 13
+V_BLOCKED: Final = 14
+V_HIT: Final = 15
+V_IDLE: Final = 16
+V_RUN_END: Final = 17
+V_NUM_RUNNING: Final = 18
+V_FIRST: Final = 19
+V_LAST: Final = 20
+V_NUM_WAITING: Final = 21
+V_STATIC: Final = 22
+V_NUM_DUE: Final = 23
+V_NEXT_UNSENT: Final = 24
+V_DECODES: Final = 25
+V_CONTEXT: Final = 26
+V_MID: Final = 27
+V_NUM_SAMPLES: Final = 28
+V_SAMPLE_EVERY: Final = 29
+V_STUCK: Final = 30
+NUM_VALUES: Final = 31
+
+NEVER: Final = 2**62
+ROOM: Final = 4  # of the running list, in multiples of the most that run
 
 
 @inlined
@@ -314,29 +346,32 @@ def _sample(samples, num_samples, every, now, running, waiting, used):  # type: 
 
 
 @jit
-def replay(  # type: ignore[no-untyped-def]
-    settings, arrival, prompt, output, order, child_start, child, delay, key_start, shared, keys,
-    num_keys, clock,
+def advance(  # type: ignore[no-untyped-def]  # noqa: D417 - the rest: `sieve.sim.events_state`
+    k, until, settings, arrival, prompt, order, order_count, child_start, child, delay,
+    key_start, shared, keys, clock, values, results, all_counters, all_component_s, all_gaps,
+    all_samples, req, all_ends, all_edges, all_edge_count, all_cache, all_node, all_stack, all_reg,
+    table, all_running, all_queue, all_due_at, all_due, all_batch,
 ):  # fmt: skip
-    """Replay one engine over its requests, most calls in constant time.
+    """Replay replica k until a call would be made at `until` or later; most calls in constant time.
 
     Args:
+        k: replica; the first index of every array whose name begins with `all`, and of `order`,
+            `order_count` and `values`.
+        until: ns; NEVER: to the end.
         settings: (NUM_SETTINGS,) int64; timed, first come, first served, one full group.
-        arrival: (n,) int64 ns; -1: arrives after another request's end.
+        arrival: (n,) int64 ns.
         prompt: (n,) int64 tokens.
-        output: (n,) int64 most tokens to generate.
-        order: int64, the requests with an arrival, by arrival and position.
+        order: (replicas, n) int64, the requests that come to each replica, by arrival.
+        order_count: (replicas,) int64 how many are known so far.
         child_start: (n + 1,) int64, as `engine.replay`.
         child: int64.
         delay: (n,) int64.
         key_start: (n,) int64 offset of a request's shared block keys.
         shared: (n,) int64 how many leading blocks have keys that another request has too.
-        keys: int32 keys of these blocks, 0 .. num_keys - 1.
-        num_keys: how many keys there are.
+        keys: int32 keys of these blocks.
         clock: `clock.Clock`.
-
-    Returns:
-        As `engine.replay`, results by step -1 and nothing logged.
+        values: (replicas, NUM_VALUES) int64, the state between visits; the arrays after it are what
+            `sieve.sim.events_state` makes.
     """
     n = len(arrival)
     size = settings[BLOCK_SIZE]
@@ -355,101 +390,60 @@ def replay(  # type: ignore[no-untyped-def]
     macro = settings[MACRO] != 0
     usable = settings[NUM_BLOCKS] - 1
 
-    results = np.zeros((n, NUM_RESULTS), np.int64)
-    for r in range(n):
-        for k in range(NUM_RESULTS):
-            results[r, k] = -1
-    counters = np.zeros(NUM_COUNTERS, np.int64)
-    component_s = np.zeros(5, np.float64)
-    gaps = np.zeros(GAP_BINS, np.int64)
-    samples = np.zeros((SAMPLES, NUM_SAMPLE_COLUMNS), np.int64)
-    num_samples = 0
-    sample_every = 1
+    value = values[k]
+    counters = all_counters[k]
+    component_s = all_component_s[k]
+    gaps = all_gaps[k]
+    samples = all_samples[k]
+    ends = all_ends[k]
+    edges = all_edges[k]
+    edge_count = all_edge_count[k]
+    cache = all_cache[k]
+    node = all_node[k]
+    stack = all_stack[k]
+    reg = all_reg[k]
+    running = all_running[k]
+    queue = all_queue[k]
+    due_at = all_due_at[k]
+    due = all_due[k]
+    batch = all_batch[k]
+    room = ROOM * limit + 16
+    joining = running[room:]
+    ring = len(ends)
+    queue_size = len(queue)
+    num_static = order_count[k]
 
-    req = np.zeros((n, NUM_COLUMNS), np.int64)
-    longest = 1
-    most_output = 1
-    for r in range(n):
-        total = min(prompt[r] + output[r], max_model_len)
-        req[r, KNOWN] = prompt[r]
-        req[r, TOTAL] = total
-        req[r, LAST_NS] = -1
-        results[r, PREEMPTIONS] = 0
-        longest = max(longest, total)
-        most_output = max(most_output, total - prompt[r])
-
-    ring = 1
-    while ring < most_output + 2:
-        ring *= 2
-    ends = np.zeros((ring, 2), np.int64)
-    for i in range(ring):
-        ends[i, 0] = ends[i, 1] = -1
-    edges = np.zeros((size, 2), np.int64)
-    for i in range(size):
-        edges[i, 0] = edges[i, 1] = -1
-    edge_count = np.zeros(size, np.int64)
-
-    cache = np.zeros(NUM_CACHE, np.int64)
-    cache[FREE] = usable
-    cache[BARE] = usable
-    cache[LOOKED_UP] = -1
-    cache[MISSING] = -1
-    nodes = usable + 1 if caching and num_keys > 0 else 0
-    node = np.zeros((1 + n + nodes if caching else 1, NUM_NODE_COLUMNS), np.int32)
-    stack = np.zeros(max(nodes, 1), np.int32)
-    for x in range(nodes):
-        stack[x] = n + nodes - x
-    cache[TOP] = nodes
-    reg = np.zeros(max(num_keys, 1), np.int32)
-    table = np.zeros(len(keys), np.int32)
-    hit = 0
-    idle = 0
-
-    running = np.zeros(4 * limit + 16, np.int64)
-    run_end = 0
-    num_running = 0
-    queue_size = 1
-    while queue_size < 2 * n + 4:
-        queue_size *= 2
-    queue = np.zeros(queue_size, np.int64)
-    first = 0
-    last = 0  # entries first .. last - 1, modulo the size; the finished among them are passed over
-    num_waiting = 0
-
-    num_static = len(order) if users == 0 else 0
-    static = 0
-    due_at = np.zeros(n + 1, np.int64)
-    due = np.zeros(n + 1, np.int64)
-    num_due = 0
-    next_unsent = users
-    if users > 0:
-        for r in range(min(users, n)):
-            expect(due_at, due, num_due, 0, r)
-            num_due += 1
-    never = np.int64(2**62)
-    next_due = never
-    if num_due > 0:
-        next_due = due_at[0]
-    if static < num_static:
-        next_due = min(next_due, arrival[order[static]])
-
-    decodes = 0
-    context = np.int64(0)  # computed tokens of the decoding requests
-    mid = -1
-    call = np.int64(0)
-    slot = 0  # call modulo the block size
-    now = np.int64(0)
-    device_free = np.int64(0)
-    last_end = np.int64(0)  # end of the last batch
-    batch_call = np.zeros(2, np.int64)
-    batch_end = np.zeros(2, np.int64)
-    batch_filled = np.zeros(2, np.int64)
-    oldest = 0
-    in_flight = 0
-    busy = 0
-    unfinished = 0
-    untold = 0
-    near = 0
+    now = value[V_NOW]
+    call = value[V_CALL]
+    slot = value[V_SLOT]
+    device_free = value[V_DEVICE_FREE]
+    last_end = value[V_LAST_END]
+    oldest = value[V_OLDEST]
+    in_flight = value[V_IN_FLIGHT]
+    busy = value[V_BUSY]
+    unfinished = value[V_UNFINISHED]
+    untold = value[V_UNTOLD]
+    near = value[V_NEAR]
+    segment = value[V_SEGMENT]
+    last_progress = value[V_LAST_PROGRESS]
+    read_call = value[V_READ_CALL]
+    blocked = value[V_BLOCKED] != 0
+    hit = value[V_HIT]
+    idle = value[V_IDLE]
+    run_end = value[V_RUN_END]
+    num_running = value[V_NUM_RUNNING]
+    first = value[V_FIRST]
+    last = value[V_LAST]
+    num_waiting = value[V_NUM_WAITING]
+    static = value[V_STATIC]
+    num_due = value[V_NUM_DUE]
+    next_unsent = value[V_NEXT_UNSENT]
+    decodes = value[V_DECODES]
+    context = value[V_CONTEXT]
+    mid = value[V_MID]
+    num_samples = value[V_NUM_SAMPLES]
+    sample_every = value[V_SAMPLE_EVERY]
+    stuck = value[V_STUCK] != 0
     token_s = clock.token_s
     decode_token_s = clock.decode_token_s
     head_s = clock.head_s
@@ -468,28 +462,34 @@ def replay(  # type: ignore[no-untyped-def]
     kv_write = clock.scalars[KV_WRITE]
     linear_s = clock.scalars[LINEAR]
     pair_s = clock.scalars[PAIR]
-    segment = 0  # of the grid of contexts
-    last_progress = np.int64(0)
-    read_call = np.int64(0)
-    blocked = False  # the head was refused for blocks in the last call and nothing changed since
-    joining = np.zeros(limit + 1, np.int64)
+    next_due = NEVER
+    if num_due > 0:
+        next_due = due_at[0]
+    if static < num_static:
+        next_due = min(next_due, arrival[order[k, static]])
 
-    while True:
+    while now < until:
+        if stuck:
+            # Only a new request can change anything.
+            if next_due >= until:
+                break
+            now = max(now, next_due)
+            stuck = False
         added = 0
         while next_due <= now:
             at = next_due
             r = -1
-            if static < num_static and arrival[order[static]] == at:
-                r = order[static]
+            if static < num_static and arrival[order[k, static]] == at:
+                r = order[k, static]
             if num_due > 0 and due_at[0] == at and (r < 0 or due[0] < r):
                 r = due[0]
                 pop_expected(due_at, due, num_due)
                 num_due -= 1
             else:
                 static += 1
-            next_due = due_at[0] if num_due > 0 else never
+            next_due = due_at[0] if num_due > 0 else NEVER
             if static < num_static:
-                next_due = min(next_due, arrival[order[static]])
+                next_due = min(next_due, arrival[order[k, static]])
             results[r, ARRIVAL] = at
             if prompt[r] < 1 or prompt[r] >= max_model_len:
                 results[r, REJECTED] = 1
@@ -503,7 +503,7 @@ def replay(  # type: ignore[no-untyped-def]
 
         to_tell = unfinished > 0 or (depth > 1 and untold > 0)
         if not to_tell and in_flight == 0:
-            if next_due == never:
+            if next_due >= until:
                 break
             now = max(now, next_due)
             continue
@@ -527,7 +527,7 @@ def replay(  # type: ignore[no-untyped-def]
             and (not ahead or ends[call & (ring - 1), 0] < 0)
             and num_running == decodes
         ):
-            stop_at = next_due
+            stop_at = min(next_due, until)
             if max_wait > 0 and num_waiting > 0 and req[queue[first], PHASE] == NEW:
                 stop_at = min(stop_at, results[queue[first], ARRIVAL] + max_wait + 1)
             tokens_part = head_part = 0.0
@@ -623,9 +623,9 @@ def replay(  # type: ignore[no-untyped-def]
                 counters[PEAK_TOKENS] = max(counters[PEAK_TOKENS], decodes)
                 last_progress = call
                 if ahead:
-                    batch_call[oldest] = call
-                    batch_end[oldest] = end
-                    batch_filled[oldest] = 1
+                    batch[0, oldest] = call
+                    batch[1, oldest] = end
+                    batch[2, oldest] = 1
                 continue
 
         called = to_tell
@@ -785,7 +785,7 @@ def replay(  # type: ignore[no-untyped-def]
                         _take(cache, node, reg, stack, n, need)
                     else:
                         cache[FREE] -= need
-                    if run_end == len(running):
+                    if run_end == room:
                         kept = 0
                         for i in range(run_end):
                             v = running[i]
@@ -936,9 +936,9 @@ def replay(  # type: ignore[no-untyped-def]
             if count > 0:
                 last_end = end
             i = (oldest + in_flight) % depth
-            batch_call[i] = call
-            batch_end[i] = end
-            batch_filled[i] = count > 0
+            batch[0, i] = call
+            batch[1, i] = end
+            batch[2, i] = count > 0
             in_flight += 1
 
         ended = 0
@@ -946,12 +946,12 @@ def replay(  # type: ignore[no-untyped-def]
         to_tell = unfinished > 0 or untold > 0
         if in_flight > 0 and not (called and in_flight < depth and (count > 0 or to_tell)):
             # ---- Read the oldest result.
-            now = max(now, batch_end[oldest])
-            if batch_filled[oldest] != 0:
+            now = max(now, batch[1, oldest])
+            if batch[2, oldest] != 0:
                 busy -= 1
                 read = 1
-            i = batch_call[oldest] & (ring - 1)
-            r = ends[i, 0] if batch_filled[oldest] != 0 else -1
+            i = batch[0, oldest] & (ring - 1)
+            r = ends[i, 0] if batch[2, oldest] != 0 else -1
             while r >= 0:
                 after = req[r, END_NEXT]
                 if req[r, POSITION] >= 0 and req[r, PHASE] == LAST_SCHEDULED:
@@ -990,7 +990,7 @@ def replay(  # type: ignore[no-untyped-def]
                 blocked = False
                 if num_due > 0:
                     next_due = min(next_due, due_at[0])
-            read_call = batch_call[oldest]
+            read_call = batch[0, oldest]
             oldest = (oldest + 1) % depth
             in_flight -= 1
             if counters[STEPS] % sample_every == 0:
@@ -1009,40 +1009,42 @@ def replay(  # type: ignore[no-untyped-def]
             and unfinished > 0
         ):
             # Nothing runs and nothing changed: only a new request can change anything.
-            if next_due == never:
+            stuck = True
+            if next_due == NEVER and until == NEVER:
                 counters[STATUS] = STATUS_STALLED
                 break
-            now = max(now, next_due)
         if call - last_progress > settings[PATIENCE]:
             counters[STATUS] = STATUS_LIVE_LOCK
             break
 
-    counters[END_NS] = now
-    counters[NUM_SAMPLES] = num_samples
-    for r in range(n):
-        known = req[r, KNOWN]
-        if req[r, PHASE] == DECODING:
-            known = max(known, read_call - req[r, OFFSET] + 1)
-        elif req[r, PHASE] == LAST_SCHEDULED:
-            known = req[r, TOTAL] - 1
-        results[r, OUT] = known - prompt[r]
-        if results[r, FIRST_TOKEN_NS] > now:
-            results[r, FIRST_TOKEN_NS] = -1  # the result was not read
-    if counters[STATUS] == STATUS_OVERLOADED:
-        for i in range(GAP_BINS):
-            gaps[i] = 0
-    left = np.zeros(1 + num_waiting + num_running, np.int64)
-    k = 1
-    while k <= num_waiting:
-        r = queue[first]
-        first = (first + 1) & (queue_size - 1)
-        if req[r, PHASE] != FINISHED:
-            left[k] = r
-            k += 1
-    left[0] = num_waiting
-    for i in range(run_end):
-        if req[running[i], POSITION] == i and k < len(left):
-            left[k] = running[i]
-            k += 1
-    log = np.zeros(0, np.int64)
-    return results, counters, log, left, component_s, gaps, samples
+    value[V_NOW] = now
+    value[V_CALL] = call
+    value[V_SLOT] = slot
+    value[V_DEVICE_FREE] = device_free
+    value[V_LAST_END] = last_end
+    value[V_OLDEST] = oldest
+    value[V_IN_FLIGHT] = in_flight
+    value[V_BUSY] = busy
+    value[V_UNFINISHED] = unfinished
+    value[V_UNTOLD] = untold
+    value[V_NEAR] = near
+    value[V_SEGMENT] = segment
+    value[V_LAST_PROGRESS] = last_progress
+    value[V_READ_CALL] = read_call
+    value[V_BLOCKED] = blocked
+    value[V_HIT] = hit
+    value[V_IDLE] = idle
+    value[V_RUN_END] = run_end
+    value[V_NUM_RUNNING] = num_running
+    value[V_FIRST] = first
+    value[V_LAST] = last
+    value[V_NUM_WAITING] = num_waiting
+    value[V_STATIC] = static
+    value[V_NUM_DUE] = num_due
+    value[V_NEXT_UNSENT] = next_unsent
+    value[V_DECODES] = decodes
+    value[V_CONTEXT] = context
+    value[V_MID] = mid
+    value[V_NUM_SAMPLES] = num_samples
+    value[V_SAMPLE_EVERY] = sample_every
+    value[V_STUCK] = stuck
