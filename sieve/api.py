@@ -22,7 +22,7 @@ from sieve.catalog.engines import load_engine
 from sieve.catalog.matrices import layer_plans
 from sieve.catalog.models import inline_model, load_model
 from sieve.context import Assumption, RunContext
-from sieve.errors import CatalogError, InvalidInput, NotYetError, TableError, TraceError
+from sieve.errors import CatalogError, InvalidInput, TableError, TraceError
 from sieve.grid import PRECISIONS, Grid, expand, require_prices
 from sieve.parallel import LocalExecutor, make_executor
 from sieve.perf.cache import StepTables
@@ -42,6 +42,7 @@ from sieve.pipeline import (
 from sieve.ranking.objective import metrics_of, needs_price
 from sieve.report.html import render_report
 from sieve.results import SCHEMA_VERSION, RunFolder, clean, to_json
+from sieve.sim.routing import check_routing
 from sieve.spec import ResolvedSpec, is_path, load_spec, path_label
 from sieve.traces import load_traffic
 from sieve.units import GB
@@ -221,7 +222,6 @@ def prepare(
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[RunContext, Grid]:
     """Return the context and the candidates of a resolved spec; all look-ups happen here."""
-    _refuse_not_yet(spec)
     objective = metrics_of(spec.run.rank.objective, spec.source)
     with _located(spec, "model"):
         model = _model_of(spec)
@@ -238,6 +238,7 @@ def prepare(
     if engine.name != "reference":
         outside_s = request_work_s(requests.input_tokens) + chat_latency_s()
         requests = replace(requests, front_end_s=outside_s)
+    check_routing(spec, grid.candidates, model, requests)
     if needs_price(list(objective)):
         require_prices(grid.gpus)
     workload = workload_of(requests)
@@ -291,13 +292,6 @@ def _model_of(spec: ResolvedSpec) -> ModelArchitecture:
 
 def _largest(frame: pl.DataFrame, column: str) -> int:
     return int(np.max(frame[column].to_numpy()))
-
-
-def _refuse_not_yet(spec: ResolvedSpec) -> None:
-    if spec.fleet.routing != "round_robin":
-        raise NotYetError(
-            f"fleet.routing: {spec.fleet.routing} is not yet in this version; use round_robin"
-        )
 
 
 def _result(grid: Grid, context: RunContext, outcome: Outcome) -> RunResult:

@@ -106,7 +106,10 @@ def replay(
     )
     if record_steps:
         _check_steps(requests, table, settings, row["replicas"])
-    result = simulate(requests, table, settings, row["replicas"], record_steps=record_steps)
+    result = simulate(
+        requests, table, settings, row["replicas"], routing=shared.routing, seed=shared.seed,
+        record_steps=record_steps,
+    )  # fmt: skip
     counted, kept = after_warm_up(requests, result, warm_up_s)
     extra = [(m, s) for m in ("ttft", "tpot", "itl", "e2e") for s in STATISTICS]
     wide = replace(shared, statistics=tuple(dict.fromkeys([*shared.statistics, *extra])))

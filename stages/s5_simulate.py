@@ -1,8 +1,8 @@
 """Stage 5: replay the engine's scheduler for every shortlisted candidate at every load level.
 
-Requests are dealt to replicas round robin, every candidate sees the same traffic. Rejected is only
-what cannot be served, judged at level 1.0; its numbers are kept. Metrics get their interval here:
-a replay is exact for its step times, so the interval is the model's error.
+Requests go to replicas as `fleet.routing` says, every candidate sees the same traffic. Rejected is
+only what cannot be served, judged at level 1.0; its numbers are kept. Metrics get their interval
+here: a replay is exact for its step times, so the interval is the model's error.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from sieve.memory.ledger import has_one_kind
 from sieve.perf.cache import FAMILY
 from sieve.ranking.intervals import evidence_shares, log_error, weakest_class
 from sieve.ranking.objective import metrics_of, statistics_of
+from sieve.sim.fleet import Routing
 from sieve.sim.metrics import BASE_STATISTICS, meets, metrics, per_request, queue_growth
 from sieve.sim.replay import REQUEST_EXCEEDS_CACHE, ReplaySettings, simulate
 from sieve.sim.traffic_input import CacheGroup
@@ -63,6 +64,8 @@ class Shared:
     limits: LatencyLimits
     statistics: Sequence[tuple[str, str]]
     confidence: float
+    routing: Routing = "round_robin"
+    seed: int = 0
 
 
 def run(candidates: pl.DataFrame, context: RunContext) -> StageResult:
@@ -122,6 +125,8 @@ def shared_of(candidates: pl.DataFrame, context: RunContext) -> Shared:
             dict.fromkeys([*BASE_STATISTICS, *wanted, *statistics_of(list(objective))])
         ),
         confidence=context.spec.run.rank.confidence,
+        routing=context.spec.fleet.routing or "round_robin",
+        seed=context.seed,
     )
 
 
@@ -179,7 +184,9 @@ def _jobs(candidates: pl.DataFrame, context: RunContext) -> list[_Job]:
 def simulate_job(shared: Shared, job: _Job) -> dict[str, Any]:
     """Return the metrics of one job, each with low and high, as a flat row."""
     requests, table = shared.requests[job.level], shared.tables[job.family]
-    result = simulate(requests, table, job.settings, job.replicas)
+    result = simulate(
+        requests, table, job.settings, job.replicas, routing=shared.routing, seed=shared.seed
+    )
     return row_of(requests, table, job.settings, result, shared)
 
 

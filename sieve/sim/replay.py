@@ -12,7 +12,8 @@ from sieve.errors import InvalidInput
 from sieve.sim._kernels import layout
 from sieve.sim._kernels.clock import GAP_BINS, Clock
 from sieve.sim.engine import EngineResult, run_engine
-from sieve.sim.engine_input import SharedKeys
+from sieve.sim.engine_input import EngineInput, SharedKeys
+from sieve.sim.fleet import STATIC, Routing, refuse_closed_loop, replay_fleet, static_lanes
 from sieve.sim.traffic_input import (
     BUCKETS,
     ReplaySettings,
@@ -41,40 +42,55 @@ def simulate(
     settings: ReplaySettings,
     replicas: int = 1,
     *,
+    routing: Routing = "round_robin",
+    seed: int = 0,
     record_steps: bool = False,
 ) -> SimResult:
-    """Return the replay of `requests` over `replicas` engines.
+    """Return the replay of `requests` over `replicas` engines that share nothing but a router.
 
-    Requests are dealt round robin, the turns of a session to one replica. Replicas share nothing.
+    The turns of a session stay on one replica.
 
     Args:
         requests: the traffic.
         table: the time of an iteration.
         settings: limits and switches of each engine.
         replicas: how many engines there are.
+        routing: who gets a request; `sieve.sim.fleet` explains the policies.
+        seed: of random routing.
         record_steps: whether every iteration is kept in the result; takes the slower kernel.
 
     Raises:
         InvalidInput: the table is shorter than the limits, a limit is not positive, or a closed
-            loop has sessions.
+            loop has sessions; or a routing that this traffic or engine does not allow.
     """
     _check(table, settings, replicas)
     _check_requests(requests)
     users = requests.closed_loop_users
     if users is not None and requests.previous is not None:
         raise InvalidInput("a closed loop has no sessions: each user sends the next request")
+    if users is not None:
+        refuse_closed_loop(routing)
     longest = int((requests.input_tokens + requests.output_tokens).max())
     if _blocks_of_one(settings, longest) > settings.num_gpu_blocks:
         return _refused(requests)
     lanes = replicas if users is None else min(replicas, users)
     clock = clock_of(table, settings.max_num_seqs, longest)
-    rows = [np.flatnonzero(lane_of(requests, lanes) == lane) for lane in range(lanes)]
+    values = settings_array(settings, table, 0, longest)
+    if routing not in STATIC and replicas > 1:
+        everyone = np.arange(len(requests))
+        data = _input(requests, everyone, values, clock, settings)
+        parts, rows = replay_fleet(data, replicas, routing, requests)
+        if not record_steps:
+            return _merge(requests, parts, rows)
+    else:
+        lane = static_lanes(requests, lanes, routing if routing in STATIC else "round_robin", seed)
+        rows = [np.flatnonzero(lane == k) for k in range(lanes)]
+    if record_steps:
+        values[layout.RECORD] = layout.RECORD_STEPS
     parts = []
-    for lane in range(lanes):
-        values = settings_array(settings, table, _share(users, lane, lanes), longest)
-        if record_steps:
-            values[layout.RECORD] = layout.RECORD_STEPS
-        parts.append(_replay_one(requests, rows[lane], values, clock, settings, lanes))
+    for k in range(lanes):
+        values[layout.USERS] = _share(users, k, lanes)
+        parts.append(run_engine(_input(requests, rows[k], values, clock, settings)))
     return _merge(requests, parts, rows)
 
 
@@ -88,18 +104,6 @@ def _blocks_of_one(settings: ReplaySettings, tokens: int) -> int:
             held = min(held, -(-(window - 1 + ahead) // span) + 1)
         total += held
     return total
-
-
-def lane_of(requests: Requests, lanes: int) -> IntArray:
-    """Return the replica of each request, (n,): round robin, sessions kept together."""
-    if requests.previous is None:
-        return np.arange(len(requests)) % lanes
-    root = np.arange(len(requests))
-    previous = requests.previous
-    while (follows := previous[root] >= 0).any():
-        root = np.where(follows, previous[root], root)
-    begins = previous < 0
-    return np.asarray((np.cumsum(begins) - 1)[root] % lanes, np.int64)
 
 
 def _check_requests(requests: Requests) -> None:
@@ -168,20 +172,17 @@ def _check(table: StepTable, settings: ReplaySettings, replicas: int) -> None:
         raise InvalidInput("the step table is shorter than max_num_seqs")
 
 
-def _replay_one(
-    requests: Requests,
-    rows: IntArray,
-    values: IntArray,
-    clock: Clock,
-    settings: ReplaySettings,
-    lanes: int,
-) -> EngineResult:
-    part = requests if lanes == 1 else replace(requests, prefix=None).take(rows)
+def _input(
+    requests: Requests, rows: IntArray, values: IntArray, clock: Clock, settings: ReplaySettings
+) -> EngineInput:
+    """Return what the compiled loops take for the requests with the indices `rows`."""
+    whole = len(rows) == len(requests)
+    part = requests if whole else replace(requests, prefix=None).take(rows)
     shared = None
     if requests.prefix is not None and values[layout.CACHING]:
         shared = _shared_keys(requests.prefix, int(values[layout.BLOCK_SIZE]), rows.tobytes())
     delay = None if part.delay_s is None else np.rint(part.delay_s * NS_PER_S).astype(np.int64)
-    data = request_input(
+    return request_input(
         values,
         np.rint(part.arrival_s * NS_PER_S).astype(np.int64),
         part.input_tokens,
@@ -193,7 +194,6 @@ def _replay_one(
         groups=settings.groups,
         **_classes(part, settings),
     )
-    return run_engine(data)
 
 
 def _classes(part: Requests, settings: ReplaySettings) -> dict[str, IntArray]:

@@ -218,7 +218,7 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
     "inline model with a negative": (
         {"model": {"name": "x", "params": 1e9, "width": -1, "layers": 2, "heads": 2}}, {}, "width",
     ),
-    "not yet": ({"fleet.routing": "session"}, {}, "not yet"),
+    "router": ({"fleet.routing": "session"}, {}, "needs sessions"),
 }  # fmt: skip
 
 

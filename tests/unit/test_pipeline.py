@@ -12,7 +12,7 @@ import pytest
 
 import sieve
 from sieve.api import dry_run
-from sieve.errors import NotYetError, SieveError
+from sieve.errors import InvalidInput, NotYetError, SieveError
 from sieve.frames import METRICS, bound_column
 
 Make = Callable[..., dict[str, Any]]
@@ -419,7 +419,6 @@ def test_an_unpriced_gpu_is_refused_only_when_money_counts(make_spec: Make) -> N
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"fleet.routing": "least_loaded"}, "least_loaded"),
         ({"grid.axes.kv_cache_dtype": ["nvfp4"]}, "nvfp4"),
         ({"traffic.synthetic.prefix": {"share": 0.5}}, "prefix"),
     ],
@@ -429,6 +428,39 @@ def test_parts_of_the_contract_that_come_later_are_refused(
 ) -> None:
     with pytest.raises(NotYetError, match=named):
         sieve.run(make_spec(changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"fleet.routing": "session"}, "needs sessions"),
+        ({"fleet.routing": "prefix_affinity"}, "which prompts begin alike"),
+        ({"fleet.routing": "least_loaded", "grid.axes.pp": [1, 2]}, "without pipelines"),
+        (
+            {
+                "fleet.routing": "least_loaded",
+                "traffic.synthetic.arrival": {"closed_loop": 8},
+            },
+            "open-loop traffic",
+        ),
+        ({"fleet.routing": "least_loaded", "model": "google/gemma-3-4b-it"}, "kinds of cache"),
+    ],
+)
+def test_a_router_that_cannot_be_replayed_is_refused(
+    make_spec: Make, changes: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(InvalidInput, match=named):
+        sieve.run(make_spec(changes))
+
+
+def test_a_router_that_looks_at_replicas_changes_the_replay(make_spec: Make) -> None:
+    changes = {
+        "grid.axes.tp": [1], "grid.axes.replicas": [2], "grid.axes.max_num_seqs": [4],
+        "traffic.synthetic.arrival": {"poisson_per_s": 40},
+    }  # fmt: skip
+    dealt = sieve.run(make_spec(changes)).data["ranking"][0]["ttft_p99_s"]["mid"]
+    routed = sieve.run(make_spec(changes | {"fleet.routing": "least_loaded"}))
+    assert routed.data["ranking"][0]["ttft_p99_s"]["mid"] != dealt
 
 
 def test_a_grid_without_a_weight_precision(make_spec: Make) -> None:

@@ -7,8 +7,9 @@ import pytest
 
 from sieve.arrays import PrefixBlocks, Requests
 from sieve.errors import InvalidInput
+from sieve.sim.fleet import static_lanes
 from sieve.sim.metrics import after_warm_up
-from sieve.sim.replay import STOPPED_EARLY, ReplaySettings, lane_of, simulate
+from sieve.sim.replay import STOPPED_EARLY, ReplaySettings, simulate
 from sieve.sim.static_batching import simulate_static
 from sieve.sim.tables import requests_table, steps_table, windows_table
 from sieve.sim.traffic_input import bucket_of, prefix_keys
@@ -95,7 +96,7 @@ def test_sessions_stay_on_one_replica(tables):
         np.array([0.0, 0.0, 1.0, 1.0, 2.0]), np.full(5, 4), np.full(5, 2),
         previous=np.array([-1, 0, -1, 2, -1]), delay_s=np.full(5, 0.1),
     )  # fmt: skip
-    assert lane_of(requests, 2).tolist() == [0, 0, 1, 1, 0]
+    assert static_lanes(requests, 2, "round_robin", 0).tolist() == [0, 0, 1, 1, 0]
     both = simulate(requests, tables.affine(base=1.0), settings_(), replicas=2)
     assert not np.isnan(both.finish_s).any()
 
