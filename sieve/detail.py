@@ -96,7 +96,7 @@ def replay(
         raise InvalidInput(f"the longest wait is {max_wait_s!r} s; expected a positive number")
     resolved = load_spec(spec, overrides=overrides)
     context, grid = prepare(resolved, LocalExecutor())
-    frame = _sized(_choose(grid.candidates, candidate), context)
+    frame = sized(choose(grid.candidates, candidate), context)
     row = frame.row(0, named=True)
     requests = at_level(context.requests, level)
     shared = s5_simulate.shared_of(frame, context)
@@ -162,7 +162,7 @@ def _engine_facts(settings: ReplaySettings, row: Mapping[str, Any]) -> dict[str,
     }
 
 
-def _choose(candidates: pl.DataFrame, text: str) -> pl.DataFrame:
+def choose(candidates: pl.DataFrame, text: str) -> pl.DataFrame:
     """Return the one candidate that `text` names."""
     if "=" not in text:
         found = candidates.filter(pl.col("candidate_id") == text)
@@ -199,7 +199,7 @@ def _spelled(frame: pl.DataFrame, name: str) -> pl.Series:
     return frame[name].cast(pl.String).str.to_lowercase()
 
 
-def _sized(frame: pl.DataFrame, context: RunContext) -> pl.DataFrame:
+def sized(frame: pl.DataFrame, context: RunContext) -> pl.DataFrame:
     """Return the candidate after validity, memory and batch sizing."""
     for module in (s1_validity, s2_memory_fit, s3_batch_sizing):
         stage: Stage = module.STAGE

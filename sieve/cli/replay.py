@@ -31,6 +31,12 @@ def replay(
         bool,
         typer.Option("--compare", help="Set the disciplines and static batching side by side."),
     ] = False,
+    scaling: Annotated[
+        int,
+        typer.Option(
+            help="Look for the fewest replicas of this shape, up to N.", metavar="N", min=0
+        ),
+    ] = 0,
     warm_up: Annotated[
         float, typer.Option(help="Seconds at the start that are not counted.", metavar="S")
     ] = 0.0,
@@ -54,8 +60,17 @@ def replay(
     Example: `sieve replay examples/chat.yaml --candidate tp=2,replicas=2,max_num_seqs=128`
     """
     from sieve import detail
-    from sieve.report.replay import print_replay
+    from sieve.report.replay import print_replay, print_scaling
 
+    if scaling:
+        from sieve.scaling import scaling as search
+
+        found = search(spec, candidate, most=scaling, overrides=overrides or [], level=level)
+        if as_json:
+            print_json(found)
+        else:
+            print_scaling(found)
+        return
     if discipline not in detail.DISCIPLINES:
         raise InvalidInput(f"--discipline {discipline}: expected {', '.join(detail.DISCIPLINES)}")
     report = detail.replay(

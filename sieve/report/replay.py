@@ -11,6 +11,7 @@ from rich.table import Table
 
 from sieve.report.format import (
     count,
+    number,
     plain,
     reason_sentence,
     seconds,
@@ -143,3 +144,43 @@ def _disciplines(rows: Sequence[Mapping[str, Any]]) -> Table:
         times = ["-" if row[k] != row[k] else seconds(row[k]) for k in keys]
         table.add_row(row["discipline"], *times, plain(row["output_tokens_per_s"]))
     return table
+
+
+def print_scaling(data: Mapping[str, Any]) -> None:
+    """Print the search over replicas: the fewest that clear, and what each count does."""
+    out = console()
+    out.print(data["shape"], style="bold", markup=False)
+    table = Table(box=None, pad_edge=False)
+    names = ("replicas", "GPUs", "verdict", "TTFT p99", "TPOT p99", "tokens/s", "at most", "eff.")
+    for name in names:
+        table.add_column(name, justify="left" if name == "verdict" else "right")
+    for row in data["rows"]:
+        table.add_row(
+            count(row["replicas"]),
+            count(row["num_gpus"]),
+            row["verdict"],
+            _known(row["ttft_p99_s"]),
+            _known(row["tpot_p99_s"]),
+            plain(row["output_tokens_per_s"]),
+            plain(row["saturation_tokens_per_s"]),
+            "-" if row["efficiency"] is None else whole_share(row["efficiency"]),
+        )
+    out.print(table)
+    fewest, point = data["fewest_replicas"], data["fewest_point_only"]
+    if fewest is not None:
+        gpus = fewest * data["gpus_per_replica"]
+        out.print(
+            f"Fewest that clear every objective: {count(fewest)} replicas, {count(gpus)} GPUs."
+        )
+    elif point is not None:
+        out.print(f"None clears; {count(point)} replicas hold at the middle of the intervals.")
+    else:
+        out.print("None of these counts meets every objective.")
+    out.print(
+        "at most: all requests at once, the end of the last ones included; eff.: that over as many "
+        f"times one replica's. Requests are routed {data['routing'].replace('_', ' ')}."
+    )
+
+
+def _known(value: float | None) -> str:
+    return "-" if number(value) is None else seconds(value)
