@@ -7,12 +7,20 @@ import pytest
 
 from sieve.arrays import PrefixBlocks, Requests
 from sieve.errors import InvalidInput
+from sieve.sim._kernels import engine, layout
+from sieve.sim.engine import step_arguments
 from sieve.sim.fleet import static_lanes
 from sieve.sim.metrics import after_warm_up
 from sieve.sim.replay import STOPPED_EARLY, ReplaySettings, simulate
 from sieve.sim.static_batching import simulate_static
 from sieve.sim.tables import requests_table, steps_table, windows_table
-from sieve.sim.traffic_input import bucket_of, prefix_keys
+from sieve.sim.traffic_input import (
+    bucket_of,
+    clock_of,
+    prefix_keys,
+    request_input,
+    settings_array,
+)
 from sieve.spec import LatencyLimits
 
 
@@ -304,3 +312,29 @@ def test_traffic_that_no_reader_makes_is_refused(tables, change, message):
     }  # fmt: skip
     with pytest.raises(InvalidInput, match=message):
         simulate(Requests(**(given | change)), tables.affine(base=1.0), settings_())
+
+
+@pytest.mark.parametrize("blocks", [60, 400])
+def test_the_prefix_cache_alone_changes_nothing_but_what_is_preempted(tables, blocks):
+    """Pipelines go step by step; the quick way there must equal the kernel with the cache on."""
+    rng = np.random.default_rng(2)
+    n = 80
+    requests = Requests(
+        np.cumsum(rng.exponential(0.2, n)), rng.integers(1, 90, n), rng.integers(1, 40, n)
+    )
+    table = tables.affine(base=0.1, per_token=0.001, pp=2)
+    limits = settings_(pipeline_stages=2, prefix_caching=True, num_gpu_blocks=blocks)
+    got = simulate(requests, table, limits)
+    longest = int((requests.input_tokens + requests.output_tokens).max())
+    data = request_input(
+        settings_array(limits, table, 0, longest),
+        np.rint(requests.arrival_s * 1e9).astype(np.int64),
+        requests.input_tokens,
+        requests.output_tokens,
+        clock=clock_of(table, limits.max_num_seqs, longest),
+    )
+    results, counters, *_ = engine.replay(*step_arguments(data))
+    assert (counters[layout.PREEMPTED] > 0) == (blocks == 60)
+    assert np.array_equal(results[:, layout.FINISH_NS] / 1e9, got.finish_s)
+    assert np.array_equal(results[:, layout.PREEMPTIONS], got.num_preemptions)
+    assert int(counters[layout.PEAK_BLOCKS]) == got.peak_blocks
