@@ -35,6 +35,7 @@ from sieve.pipeline import (
     Outcome,
     answer_of,
     candidates_table,
+    levels_of,
     misses_of,
     ranking_rows,
     run_stages,
@@ -305,6 +306,7 @@ def _result(grid: Grid, context: RunContext, outcome: Outcome) -> RunResult:
         "answer": answer_of(outcome, context),
         "ranking": ranking_rows(outcome, context.options),
         "nearest_misses": misses_of(outcome, context),
+        "levels": levels_of(outcome, context),
         "advice": _advice(context, outcome),
         "elapsed_s": 0.0,
     }

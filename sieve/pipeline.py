@@ -13,9 +13,9 @@ from sieve.context import RunContext
 from sieve.frames import METRICS, bound_column, engine_option
 from sieve.ranking.answer import nearest_misses, settle, status_of, winners
 from sieve.ranking.objective import metrics_of
-from sieve.ranking.verdicts import limits_of
+from sieve.ranking.verdicts import Limit, limits_of
 from sieve.stage import Stage, StageResult, verify
-from stages import STAGES
+from stages import STAGES, s5_simulate, s6_rank
 
 EXIT_CODES = {"answer": 0, "no_fit": 3, "no_slo": 4, "weak_evidence": 5}
 _RANKING_FACTS = (
@@ -155,3 +155,63 @@ def misses_of(outcome: Outcome, context: RunContext) -> list[dict[str, Any]]:
     missing = outcome.ranked.filter(pl.col("verdict") == "misses")
     thrown_out = outcome.rejected.filter(pl.col("kind") == "misses_slo")
     return nearest_misses(missing, thrown_out, limits_of(context.slos))
+
+
+def levels_of(outcome: Outcome, context: RunContext) -> list[dict[str, Any]]:
+    """Return who is best at each load level, and which limit comes nearest to breaking there.
+
+    `nearest` is the objective with the least room at its pessimistic end, `used` that value over
+    its limit (above 1: missed), and `binds` what the engine ran out of, if anything.
+    """
+    if not outcome.is_complete or outcome.simulations is None or outcome.ranked.is_empty():
+        return []
+    facts = outcome.ranked.select(
+        "candidate_id", "num_gpus", "max_num_seqs", "max_num_batched_tokens", "replicas"
+    )
+    limits, rows = limits_of(context.slos), []
+    for level in sorted(set(outcome.simulations["level"].to_list())):
+        at = outcome.simulations.filter(pl.col("level") == level)
+        served = (at["status"] == "") & (at["queue_growth"] <= s5_simulate.MAX_GROWTH)
+        frame = at.filter(served).join(facts, on="candidate_id", maintain_order="left")
+        if frame.is_empty():
+            rows.append({"level": level, **dict.fromkeys(_LEVEL_KEYS)})
+            continue
+        best = s6_rank.run(frame, context).admitted.head(1)
+        used = {limit.text: _used(best, limit) for limit in limits}
+        nearest = max(used, key=lambda text: used[text], default=None)
+        row = best.row(0, named=True)
+        rows.append(
+            {
+                "level": level,
+                "candidate_id": row["candidate_id"],
+                "verdict": row["verdict"],
+                "nearest": nearest,
+                "used": None if nearest is None else used[nearest],
+                "binds": _what_binds(row),
+            }
+        )
+    return rows
+
+
+_LEVEL_KEYS = ("candidate_id", "verdict", "nearest", "used", "binds")
+_FULL = 0.95
+
+
+def _used(best: pl.DataFrame, limit: Limit) -> float:
+    """Return how much of a limit is used up; of an attainment, how many of the misses allowed."""
+    end = bound_column(limit.column, "high" if limit.at_most else "low")
+    value = float(best[end][0])
+    if limit.column == "slo_attainment" and limit.limit < 1.0:
+        return (1.0 - value) / (1.0 - limit.limit)
+    return float(limit.shortfall([value])[0])
+
+
+def _what_binds(row: Mapping[str, Any]) -> str | None:
+    """Return what an engine ran out of at its peak, the gravest first."""
+    if row["num_preemptions"] > 0 or row["peak_kv_usage"] >= _FULL:
+        return "kv_cache"
+    if row["peak_batch"] >= row["max_num_seqs"]:
+        return "max_num_seqs"
+    if row["peak_batched_tokens"] >= row["max_num_batched_tokens"]:
+        return "max_num_batched_tokens"
+    return None

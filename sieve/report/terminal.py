@@ -97,6 +97,8 @@ def print_result(result: Mapping[str, Any], folder: Path | None) -> None:
         out.print(escape(line))
     if result["nearest_misses"]:
         _print_misses(out, result["nearest_misses"])
+    for line in level_lines(result.get("levels", [])):
+        out.print(escape(line))
     if folder is not None:
         out.print(f"Report  {folder / 'report.html'}", soft_wrap=True, markup=False)
         if result["ranking"]:
@@ -172,6 +174,33 @@ def _print_misses(out: Console, misses: Sequence[Mapping[str, Any]]) -> None:
         out.print(f"  {miss['candidate_id']}", soft_wrap=True, markup=False)
         found = f"{words['observed']} against {words['limit']}"
         out.print(f"    {words['what']}: {found} ({words['by']})", markup=False)
+
+
+_BINDS: Final = {
+    "kv_cache": "the KV cache is full",
+    "max_num_seqs": "max_num_seqs is reached",
+    "max_num_batched_tokens": "the token budget is filled at its peak",
+}
+
+
+def level_lines(levels: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return where the winner changes with the load, and what comes nearest to breaking."""
+    lines, last = [], None
+    for row in levels:
+        if row["candidate_id"] is None:
+            lines.append(f"At load {row['level']:g} no replayed candidate keeps up.")
+            continue
+        key = (row["candidate_id"], row["verdict"])
+        if key == last:
+            continue
+        last = key
+        words = f"From load {row['level']:g}: {row['candidate_id']} {row['verdict']}"
+        if row["nearest"]:
+            words += f", nearest {row['nearest']} at {row['used'] * 100:.0f} % of it"
+        if row["binds"]:
+            words += f"; {_BINDS[row['binds']]}"
+        lines.append(words + ".")
+    return lines if len(lines) > 1 else []
 
 
 def answer_lines(result: Mapping[str, Any]) -> list[str]:
