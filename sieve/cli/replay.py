@@ -37,6 +37,16 @@ def replay(
             help="Look for the fewest replicas of this shape, up to N.", metavar="N", min=0
         ),
     ] = 0,
+    pool: Annotated[
+        str | None,
+        typer.Option(
+            help="Second pool for longer requests, set against one pool.", metavar="ID|K=V,..."
+        ),
+    ] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(help="Lengths that split the pools: 512,2048.", metavar="N,..."),
+    ] = None,
     warm_up: Annotated[
         float, typer.Option(help="Seconds at the start that are not counted.", metavar="S")
     ] = 0.0,
@@ -60,7 +70,7 @@ def replay(
     Example: `sieve replay examples/chat.yaml --candidate tp=2,replicas=2,max_num_seqs=128`
     """
     from sieve import detail
-    from sieve.report.replay import print_replay, print_scaling
+    from sieve.report.replay import print_pools, print_replay, print_scaling
 
     if scaling:
         from sieve.scaling import scaling as search
@@ -70,6 +80,17 @@ def replay(
             print_json(found)
         else:
             print_scaling(found)
+        return
+    if pool is not None:
+        from sieve.pools import pools
+
+        layouts = pools(
+            spec, candidate, pool, splits=_lengths(split), overrides=overrides or [], level=level
+        )
+        if as_json:
+            print_json(layouts)
+        else:
+            print_pools(layouts)
         return
     if discipline not in detail.DISCIPLINES:
         raise InvalidInput(f"--discipline {discipline}: expected {', '.join(detail.DISCIPLINES)}")
@@ -93,3 +114,15 @@ def replay(
         print_json(report.data)
     else:
         print_replay(report.data, steps=steps, requests=requests)
+
+
+def _lengths(text: str | None) -> list[int]:
+    """Return the lengths of `512,2048`.
+
+    Raises:
+        InvalidInput: something else than whole numbers.
+    """
+    parts = [] if text is None else text.split(",")
+    if not all(part.strip().isdecimal() and len(part) < 10 for part in parts):
+        raise InvalidInput(f"--split {text}: expected lengths in tokens, as in 512,2048")
+    return [int(part) for part in parts]

@@ -184,3 +184,43 @@ def print_scaling(data: Mapping[str, Any]) -> None:
 
 def _known(value: float | None) -> str:
     return "-" if number(value) is None else seconds(value)
+
+
+def print_pools(data: Mapping[str, Any]) -> None:
+    """Print two pools by split beside one pool of as many GPUs."""
+    out = console()
+    table = Table(box=None, pad_edge=False)
+    names = ("", "split", "GPUs", "TTFT p99", "TPOT p99", "E2E p99", "SLO", "tokens/s")
+    for name in names:
+        table.add_column(name, justify="right" if name else "left")
+    for row in data["rows"]:
+        table.add_row(
+            row["layout"],
+            "-" if row["split"] is None else count(row["split"]),
+            count(row["num_gpus"]),
+            *(_known(row[f"{m}_p99_s"]) for m in ("ttft", "tpot", "e2e")),
+            whole_share(row["slo_attainment"]),
+            plain(row["output_tokens_per_s"]),
+        )
+        for name in ("short", "long"):
+            if name in row:
+                part = row[name]
+                table.add_row(
+                    f"  {name}, {count(part['num_requests'])}",
+                    "",
+                    "",
+                    *(_known(part[f"{m}_p99_s"]) for m in ("ttft", "tpot", "e2e")),
+                    whole_share(part["slo_attainment"]),
+                    plain(part["output_tokens_per_s"]),
+                )
+    out.print(table)
+    one = max(row["slo_attainment"] for row in data["rows"] if row["layout"] == "one pool")
+    if data["best_split"] is None:
+        out.print("No split can be served.")
+        return
+    best = next(r for r in data["rows"] if r["split"] == data["best_split"])
+    better = "more" if best["slo_attainment"] > one else "no more"
+    out.print(
+        f"Best split: {count(data['best_split'])} tokens; {better} requests meet the objectives "
+        "than in one pool. The router is taken to know each answer's length."
+    )
