@@ -242,7 +242,19 @@ def complete_surface(
 
     Each batch's curve is continued linearly beyond its longest measured context.
     """
-    batch, step, latency = table.surface(site)
+    return fill_gaps(*table.surface(site))
+
+
+def fill_gaps(
+    batch: FloatArray, step: FloatArray, latency: FloatArray
+) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    """Return batches, contexts, the surface without gaps, and 1 where it was filled, else 0.
+
+    Args:
+        batch: (nb,).
+        step: (nc,) cached tokens before the new one.
+        latency: (nb, nc) seconds, nan where not measured; changed in place.
+    """
     context = step + 1
     filled = ~np.isfinite(latency)
     for row in latency:

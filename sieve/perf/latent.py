@@ -18,7 +18,7 @@ import numpy as np
 from sieve.arrays import FloatArray
 from sieve.catalog.architecture import Gpu, LayerKind
 from sieve.catalog.matrices import Matrix
-from sieve.perf.attention import DecodeSurface, complete_surface
+from sieve.perf.attention import DecodeSurface, fill_gaps
 from sieve.perf.base import EXTRAPOLATED, MEASURED, Part, ServingShape, Timing, split
 from sieve.perf.gemm import gemm_timing
 from sieve.perf.interpolate import grid_evidence, linear, prompt_curve, refine_loglog
@@ -34,6 +34,7 @@ FLOPS_SHARE: Final = 0.5
 """Of the 16-bit rate, which both kernels reach over long contexts."""
 POINTS_PER_SEGMENT: Final = 3
 _DTYPE: Final = "bfloat16"
+_SPIKE: Final = 2.0
 _STEPS: Final = ("mla_gen_pre", "mla_gen_post")
 
 
@@ -123,7 +124,7 @@ def decode_parts(
     """
     own, site = _decoding(shape, kind), decode_site(shape, kind)
     measured = replace(Latent(int(site[2])), kv_bytes=_site_bytes(site))
-    grid, contexts, latency, filled = complete_surface(_table(shape, DECODE), site)
+    grid, contexts, latency, filled = _surface(_table(shape, DECODE), site)
     quality = MEASURED
     if not is_site(own, site):
         tokens = np.outer(grid, contexts)
@@ -217,6 +218,22 @@ def _nearest(table: KernelTable, own: Latent) -> Key:
             _site_bytes(key) != own.kv_bytes, abs(np.log(float(key[2]) / own.heads)), key[2],
         ),
     )  # fmt: skip
+
+
+@lru_cache(maxsize=1024)
+def _surface(
+    table: KernelTable, site: Key
+) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    """Return batches, contexts, seconds and what was filled (`attention.fill_gaps`).
+
+    A row above twice one with no less work (batch and context) gives way to its neighbours: the
+    audit looks for spikes along contexts, and misses those at the end of a curve.
+    """
+    batch, step, latency = table.surface(site)
+    known = np.where(np.isfinite(latency), latency, np.inf)
+    later = np.minimum.accumulate(known[::-1], axis=0)[::-1]
+    later = np.minimum.accumulate(later[:, ::-1], axis=1)[:, ::-1]
+    return fill_gaps(batch, step, np.where(latency > _SPIKE * later, np.nan, latency))
 
 
 @lru_cache(maxsize=1024)

@@ -78,7 +78,13 @@ def _stages(shape: ServingShape) -> list[str]:
 
 
 def _products(shape: ServingShape) -> list[str]:
-    if all(product.precision.table_dtype for product in products(shape)):
+    names = {product.precision.table_dtype for product in products(shape)}
+    if other := names & {"int4_wo", "int8_wo"}:
+        return [
+            f"{shape.weight_dtype} matrix products ({', '.join(sorted(other))}) were measured in "
+            "another engine: unpacked and multiplied in 16 bits as here, by another kernel"
+        ]
+    if all(names):
         return []
     return [
         f"no measured {shape.weight_dtype} matrix products on {shape.gpu.name}: roofline with "

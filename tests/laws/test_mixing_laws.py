@@ -36,11 +36,12 @@ def kind_of(shape, name):
 @pytest.mark.parametrize("system", SYSTEMS)
 @pytest.mark.parametrize("kv", ["auto", "fp8"])
 def test_measured_latent_decode_comes_back(system, kv):
-    """Every row, but for those that a cache made quicker than the hardware's limit."""
+    """Every row but those that are above twice one with no less work: at most one a GPU."""
     table, shape = load(system, latent.DECODE), shape_of(DEEPSEEK, system, kv=kv)
     kv_dtype = "fp8" if kv == "fp8" else "bfloat16"
     sites = [key for key in table.sites if key[:2] == ("bfloat16", kv_dtype)]
     assert len(sites) >= 8
+    left_out = 0
     for key in sites:
         kind = replace(kind_of(shape, "latent"), num_attention_heads=key[2])
         assert latent.decode_site(shape, kind) == key
@@ -48,6 +49,9 @@ def test_measured_latent_decode_comes_back(system, kv):
         attention, _ = latent.decode_parts(shape, kind, batch, step + 1, 1)
         time = attention.timing.total_s.reshape(rows.shape)
         known = np.isfinite(rows)
+        for i, j in np.argwhere(known):
+            known[i, j] = not (rows[i, j] > 2 * rows[i:, j:]).any()
+        left_out += np.isfinite(rows).sum() - known.sum()
         np.testing.assert_array_equal(time[known], rows[known])
         classes = attention.timing.by_class[MEASURED].reshape(rows.shape)
         np.testing.assert_array_equal(classes[known], rows[known])
@@ -57,6 +61,7 @@ def test_measured_latent_decode_comes_back(system, kv):
         assert (attention.at(1.0).total_s >= least).all()
         best = max(shape.gpu.flops_per_s.values())
         assert (attention.at(1.0).total_s >= 2 * tokens * key[2] * (576 + 512) / best).all()
+    assert left_out <= 2
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
