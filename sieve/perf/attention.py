@@ -12,7 +12,7 @@ from sieve.arrays import FloatArray
 from sieve.catalog.architecture import Gpu, LayerKind
 from sieve.perf.base import EXTRAPOLATED, MEASURED, ROOFLINE, Part, ServingShape, Timing, split
 from sieve.perf.constants import step_constants
-from sieve.perf.interpolate import grid_evidence, linear, refine_loglog
+from sieve.perf.interpolate import grid_evidence, linear, prompt_curve, refine_loglog
 from sieve.perf.kernel_table import KernelTable, Key
 from sieve.perf.roofline import (
     decode_attention_limit_s,
@@ -150,7 +150,7 @@ def decode_grid(
     if table is not None and site is not None:
         batch, step, _ = table.surface(site)
         context = step + 1
-    return _ending_at(batch, largest), _ending_at(context, longest)
+    return ending_at(batch, largest), ending_at(context, longest)
 
 
 def prefill_curve(
@@ -170,7 +170,7 @@ def prefill_grid(table: KernelTable | None, heads: Heads, longest: int) -> Float
         _, measured, surface = table.surface(site)
         grid = measured[np.isfinite(surface[0])]
         grid, _ = refine_loglog(grid, grid, _POINTS_PER_SEGMENT)
-    return np.append(0.0, _lengths_above(grid, longest))
+    return np.append(0.0, lengths_above(grid, longest))
 
 
 def prefill_part(
@@ -205,13 +205,9 @@ def _measured_prefill(
     # Along the site's own pairs of tokens; a full one stands in at the utilisation of its length.
     measured = replace(heads, window=int(site[3]))
     ratio = measured.pairs(lengths) / float(measured.pairs(grid[-1:])[0])
-    time = np.where(lengths > grid[-1], latency[-1] * ratio, np.interp(lengths, fine, values))
-    time *= heads.pairs(lengths) / np.maximum(measured.pairs(lengths), 1e-9)
     quality = MEASURED if heads.is_site(site) else EXTRAPOLATED
-    evidence = np.maximum(grid_evidence(lengths, grid), quality)
-    evidence[lengths == 0] = quality
-    time = np.where(lengths > 0, time - latency[0], 0.0)
-    return Timing.of(np.maximum(time, 0.0), evidence), Timing.of(latency[0], quality)
+    shared = heads.pairs(lengths) / np.maximum(measured.pairs(lengths), 1e-9)
+    return prompt_curve(lengths, grid, fine, values, ratio, quality, shared)
 
 
 def _prefill_scale(gpu: Gpu, site: Key, heads: Heads, length: FloatArray) -> FloatArray:
@@ -221,7 +217,7 @@ def _prefill_scale(gpu: Gpu, site: Key, heads: Heads, length: FloatArray) -> Flo
 
 
 def _decode_surface(gpu: Gpu, table: KernelTable, site: Key, heads: Heads) -> DecodeSurface:
-    batch, context, latency, filled = _complete(table, site)
+    batch, context, latency, filled = complete_surface(table, site)
     quality = MEASURED
     if not heads.is_site(site):
         site_bytes = 1 if str(site[1]).startswith("fp8") else 2
@@ -239,14 +235,26 @@ def _decode_surface(gpu: Gpu, table: KernelTable, site: Key, heads: Heads) -> De
 
 
 @lru_cache(maxsize=1024)
-def _complete(
+def complete_surface(
     table: KernelTable, site: Key
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
     """Return batches, contexts, a latency surface (nb, nc) without gaps, and what was filled.
 
     Each batch's curve is continued linearly beyond its longest measured context.
     """
-    batch, step, latency = table.surface(site)
+    return fill_gaps(*table.surface(site))
+
+
+def fill_gaps(
+    batch: FloatArray, step: FloatArray, latency: FloatArray
+) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    """Return batches, contexts, the surface without gaps, and 1 where it was filled, else 0.
+
+    Args:
+        batch: (nb,).
+        step: (nc,) cached tokens before the new one.
+        latency: (nb, nc) seconds, nan where not measured; changed in place.
+    """
     context = step + 1
     filled = ~np.isfinite(latency)
     for row in latency:
@@ -294,12 +302,12 @@ def _heads_of(site: Key) -> tuple[int, int, int]:
     return int(site[2]), int(site[4]), int(site[5])
 
 
-def _ending_at(grid: FloatArray, end: int) -> FloatArray:
+def ending_at(grid: FloatArray, end: int) -> FloatArray:
     """Return 1, the points of a grid below `end`, and `end`."""
     return np.unique([1.0, *grid[grid < end], float(end)])
 
 
-def _lengths_above(grid: FloatArray, longest: int) -> FloatArray:
+def lengths_above(grid: FloatArray, longest: int) -> FloatArray:
     """Return the grid continued geometrically until it passes `longest`."""
     steps = np.ceil(np.log(max(longest / grid[-1], 1.0)) / np.log(_GROWTH_ABOVE_TABLE))
     return np.append(grid, grid[-1] * _GROWTH_ABOVE_TABLE ** np.arange(1, int(steps) + 1))

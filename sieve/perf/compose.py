@@ -10,22 +10,19 @@ of `sieve.perf.constants`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from sieve.arrays import FloatArray, IntArray, StepTable
 from sieve.perf import context_parallel
-from sieve.perf.attention import Heads, decode_grid, decode_part, prefill_grid, prefill_part
 from sieve.perf.base import EXTRAPOLATED, ROOFLINE, Part, ServingShape, Timing, split, total
 from sieve.perf.collectives import allreduce_part, crossing_sends, link_rate, network_rate
 from sieve.perf.constants import StepConstants, step_constants
 from sieve.perf.gemm import BF16, gemm_timing
 from sieve.perf.kernel_table import KernelTable, load
 from sieve.perf.layers import (
-    Mixer,
-    mixers,
     moved_elements,
     norms_over_all_heads,
     num_block_products,
@@ -34,9 +31,9 @@ from sieve.perf.layers import (
     num_routed_layers,
     products,
 )
-from sieve.perf.mixers import decode_roofline, is_roofline_kind, prefill_roofline
+from sieve.perf.mixing import decode_axes, decode_parts, prefill_axis, prefill_parts
 from sieve.perf.moe import expert_parts
-from sieve.perf.notes import WINDOW_TOKENS, table_notes
+from sieve.perf.notes import table_notes
 from sieve.perf.parametric import parametric_tokens
 from sieve.perf.roofline import ACTIVATION_BYTES, elementwise_s, fp32_gemm_roofline_s
 
@@ -61,18 +58,13 @@ class _Kernels:
 
     gemm: KernelTable | None
     moe: KernelTable | None
-    prefill: KernelTable | None
-    decode: KernelTable | None
 
     @classmethod
     def of(cls, shape: ServingShape) -> _Kernels:
         if not shape.model.is_detailed:
-            return cls(None, None, None, None)
+            return cls(None, None)
         system = shape.gpu.kernel_system
-        return cls(
-            load(system, "gemm"), load(system, "moe") if shape.model.moe else None,
-            load(system, "context_attention"), load(system, "generation_attention"),
-        )  # fmt: skip
+        return cls(load(system, "gemm"), load(system, "moe") if shape.model.moe else None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,13 +130,9 @@ def step_parts(shape: ServingShape, *, cudagraph_sizes: Sequence[int] | None = N
     sizes = _graph_sizes(shape) if cudagraph_sizes is None else sorted(cudagraph_sizes)
     padded = padded_sizes(shape.max_num_seqs, sizes)
     grid = _bends(shape, max(shape.max_num_batched_tokens, int(padded[-1])))
-    # Contexts are whole sequences; with context parallelism a rank attends to its share of them.
-    longest = -(-shape.max_context // shape.dcp)
-    gathered = _gathered(_first_heads(shape), shape)
-    batch, share = decode_grid(kernels.decode, gathered, shape.max_num_seqs, longest)
-    context = share * shape.dcp
-    length = prefill_grid(kernels.prefill, _first_heads(shape), shape.max_context)
-    prefill, floor = _prefill(shape, kernels, length)
+    batch, context = decode_axes(shape)
+    length = prefill_axis(shape)
+    prefill, floor = prefill_parts(shape, length)
     return StepParts(
         shape=shape,
         tokens=grid,
@@ -154,7 +142,7 @@ def step_parts(shape: ServingShape, *, cudagraph_sizes: Sequence[int] | None = N
         head=_head(shape, kernels, np.arange(1.0, shape.max_num_seqs + 1)),
         batch=batch,
         context=context,
-        decode_parts=_decode(shape, kernels, batch, context),
+        decode_parts=decode_parts(shape, batch, context),
         length=length,
         prefill_parts=prefill,
         floor=floor,
@@ -316,56 +304,6 @@ def _head(shape: ServingShape, kernels: _Kernels, m: FloatArray) -> Timing:
     return gemm_timing(shape.gpu, kernels.gemm, columns, model.hidden_size, BF16, m)
 
 
-def _first_heads(shape: ServingShape) -> Heads:
-    """Return the heads whose measured points make the grids: those of a growing cache first."""
-    kinds = [m.kind for m in mixers(shape) if m.kind and not is_roofline_kind(m.kind)]
-    kinds.sort(key=lambda kind: kind.window_tokens)
-    return Heads.of_kind(kinds[0], shape) if kinds else Heads.of(shape)
-
-
-def _gathered(heads: Heads, shape: ServingShape) -> Heads:
-    """Return decode attention with the queries of the ranks that share out a sequence's tokens."""
-    return replace(heads, heads=heads.heads * shape.dcp)
-
-
-def _heads(shape: ServingShape, mixer: Mixer) -> Heads:
-    """Return the attention of a kind; inline layers without a cache see a short window."""
-    if mixer.kind is not None:
-        return Heads.of_kind(mixer.kind, shape)
-    plain = Heads.of(shape)
-    return Heads(plain.heads, plain.kv_heads, plain.head_dim, plain.kv_bytes, WINDOW_TOKENS)
-
-
-def _decode(
-    shape: ServingShape, kernels: _Kernels, batch: FloatArray, context: FloatArray
-) -> list[Part]:
-    """Return the token mixing of decoding batches on the grid, flattened to (nb * nc,)."""
-    parts, share = [], context / shape.dcp
-    for mixer in mixers(shape):
-        if mixer.kind is not None and is_roofline_kind(mixer.kind):
-            parts.append(decode_roofline(shape, mixer.kind, batch, share, mixer.count))
-        else:
-            heads = _gathered(_heads(shape, mixer), shape)
-            parts.append(decode_part(shape.gpu, kernels.decode, heads, batch, share, mixer.count))
-    return parts
-
-
-def _prefill(
-    shape: ServingShape, kernels: _Kernels, length: FloatArray
-) -> tuple[list[Part], Timing]:
-    """Return the token mixing over prompts of all layers, and its fixed part (one point)."""
-    parts, floors = [], Timing.zeros(1)
-    for mixer in mixers(shape):
-        if mixer.kind is not None and is_roofline_kind(mixer.kind):
-            part, floor = prefill_roofline(shape, mixer.kind, length, mixer.count)
-        else:
-            heads = _heads(shape, mixer)
-            part, floor = prefill_part(shape.gpu, kernels.prefill, heads, length, mixer.count)
-        parts.append(part)
-        floors += floor.scaled(mixer.count)
-    return parts, floors
-
-
 def _pp_transfer_s(shape: ServingShape) -> float:
     """Return the mean seconds of one send between stages, 0 with a single stage.
 
@@ -394,7 +332,7 @@ def _evidence_parts(
     return (
         _token_parts(shape, kernels, np.array([decodes, prompt])),
         _head(shape, kernels, np.array([decodes])),
-        _decode(shape, kernels, np.array([decodes]), np.array([context])),
+        decode_parts(shape, np.array([decodes]), np.array([context])),
         int(np.argmin(np.abs(length - prompt))),
     )
 

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sieve.arrays import FloatArray, IntArray
-from sieve.perf.base import EXTRAPOLATED, INTERPOLATED, MEASURED
+from sieve.perf.base import EXTRAPOLATED, INTERPOLATED, MEASURED, Timing
 
 
 def linear(x: npt.ArrayLike, grid: FloatArray, values: FloatArray, axis: int = -1) -> FloatArray:
@@ -60,6 +60,33 @@ def grid_evidence(x: npt.ArrayLike, grid: FloatArray) -> IntArray:
     outside = (points < grid[0]) | (points > grid[-1])
     inside = np.where(nearest == points, MEASURED, INTERPOLATED)
     return np.asarray(np.where(outside, EXTRAPOLATED, inside), np.int64)
+
+
+def prompt_curve(
+    lengths: FloatArray,
+    grid: FloatArray,
+    fine: FloatArray,
+    values: FloatArray,
+    work: FloatArray,
+    quality: int,
+    share: FloatArray | float = 1.0,
+) -> tuple[Timing, Timing]:
+    """Return the times of prompts without their offset, and the offset (one point).
+
+    Args:
+        lengths: (np,) tokens, from 0.
+        grid: (g,) measured lengths.
+        fine: (f,) the same, or with points between.
+        values: (f,) rising seconds there.
+        work: (np,) work at `lengths`, that at the grid's end being 1: the curve's continuation.
+        quality: least class of evidence.
+        share: of the times at `lengths` that counts, offset included.
+    """
+    time = np.where(lengths > grid[-1], values[-1] * work, np.interp(lengths, fine, values))
+    evidence = np.maximum(grid_evidence(lengths, grid), quality)
+    evidence[lengths == 0] = quality
+    time = np.where(lengths > 0, time * share - values[0], 0.0)
+    return Timing.of(np.maximum(time, 0.0), evidence), Timing.of(values[0], quality)
 
 
 def bracket(value: float, grid: FloatArray) -> list[tuple[float, float]]:

@@ -52,7 +52,7 @@ def products(shape: ServingShape) -> list[Product]:
             copies, rows, cols = matrix.shape(shape.tp)
             if matrix.part == "router" and shape.model.architecture.startswith(_FP32_ROUTERS):
                 continue
-            precision = BF16 if plain else _precision(shape, matrix)
+            precision = BF16 if plain else precision_of(shape, matrix)
             found[rows, cols, precision] += count * copies
     return [Product(count, n, k, precision) for (n, k, precision), count in found.items()]
 
@@ -136,7 +136,8 @@ def _counted(model: ModelArchitecture, *, own: bool) -> dict[tuple[LayerPlan, bo
     return dict(Counter((plan, i in plain) for i, plan in enumerate(layer_plans(model))))
 
 
-def _precision(shape: ServingShape, matrix: Matrix) -> Precision:
+def precision_of(shape: ServingShape, matrix: Matrix) -> Precision:
+    """Return how a matrix of a layer that is not left in 16 bits is stored and multiplied."""
     model = shape.model
     if matrix.part in {"router", "other"} or matrix.bytes_per_weight:
         return BF16

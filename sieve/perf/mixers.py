@@ -1,8 +1,9 @@
-"""Token mixing of layers that are not plain or windowed attention: latent, compressed, recurrent.
+"""Rooflines of token mixing that is not plain or windowed attention: latent, compressed, recurrent.
 
-No kernel table holds them, so their times are rooflines: bytes at a share of the bandwidth against
-arithmetic at a share of the 16-bit rate. The shares are those of measured attention kernels, the
-recurrent one a round figure.
+They stand where no kernel table of the accelerator holds such layers (`sieve.perf.mixing` decides),
+and for sparse and compressed attention and state spaces, which none holds. Bytes at a share of the
+bandwidth against arithmetic at a share of the 16-bit rate; the shares are those of measured
+attention kernels, the recurrent one a round figure.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def decode_roofline(
     if kind.state is not None:
         traffic = np.outer(batch, np.ones_like(context)) * _state_bytes(kind.state, shape.tp)
         return _part(shape, 2.0 * traffic, np.zeros_like(traffic), LATENT_FLOPS_SHARE, count)
-    seen, indexed = _seen(kind, context)
+    seen, indexed = _seen(shape, kind, context)
     traffic = seen * _entry_bytes(shape, kind) + indexed * kind.index_dim
     # With context parallelism the queries of the ranks that share out the tokens meet.
     flops = 2.0 * seen * _absorbed(shape, kind) * shape.dcp
@@ -70,7 +71,7 @@ def _prefill_flops(shape: ServingShape, kind: LayerKind, length: FloatArray) -> 
     width = kind.qk_nope_head_dim + kind.qk_rope_head_dim + kind.v_head_dim
     width = width if kind.kind == "latent" else 2 * kind.head_dim
     flops = 2.0 * whole * heads * width
-    if kind.index_dim:
+    if is_sparse(shape, kind):
         kept = np.minimum(length, SPARSE_TOP_TOKENS)
         pairs = kept * length - kept * kept / 2
         flops = np.minimum(flops, 2.0 * pairs * _absorbed(shape, kind))
@@ -82,15 +83,28 @@ def _prefill_flops(shape: ServingShape, kind: LayerKind, length: FloatArray) -> 
     return np.asarray(flops, np.float64)
 
 
-def _seen(kind: LayerKind, context: FloatArray) -> tuple[FloatArray, FloatArray]:
+def is_sparse(shape: ServingShape, kind: LayerKind) -> bool:
+    """Whether a kind reads chosen tokens only: by its own indexer, or a latent by an earlier one's.
+
+    Layers without an indexer beside others that have one take over their choice (GLM-5.2,
+    `indexer_types`).
+    """
+    borrowed = kind.kind == "latent" and any(other.index_dim for other in shape.model.kinds)
+    return bool(kind.index_dim) or borrowed
+
+
+def _seen(
+    shape: ServingShape, kind: LayerKind, context: FloatArray
+) -> tuple[FloatArray, FloatArray]:
     """Return cache entries that a token reads, and entries that its indexer looks through."""
     entries = context
     if kind.kind == "compressed":
         far = context / kind.compress_ratio if kind.compress_ratio else np.zeros_like(context)
         entries = np.minimum(context, kind.window_tokens) + far
-    if not kind.index_dim:
+    if not is_sparse(shape, kind):
         return entries, np.zeros_like(context)
-    return np.minimum(entries, SPARSE_TOP_TOKENS), entries
+    looked_through = entries if kind.index_dim else np.zeros_like(context)
+    return np.minimum(entries, SPARSE_TOP_TOKENS), looked_through
 
 
 def _entry_bytes(shape: ServingShape, kind: LayerKind) -> float:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
 
-from sieve.perf import context_parallel
+from sieve.perf import context_parallel, latent, recurrent
 from sieve.perf.attention import Heads, nearest_site
 from sieve.perf.base import ServingShape
 from sieve.perf.collectives import allreduce_note, crossing_sends, in_fast_domain
 from sieve.perf.kernel_table import load
 from sieve.perf.layers import mixers, num_expert_layers, products
-from sieve.perf.mixers import SPARSE_TOP_TOKENS, is_roofline_kind
+from sieve.perf.mixers import SPARSE_TOP_TOKENS, is_sparse
+from sieve.perf.mixing import WINDOW_TOKENS, source_of
 from sieve.perf.moe import (
     dequantises,
     expert_dtype,
@@ -20,9 +20,6 @@ from sieve.perf.moe import (
     stands_in_for_mxfp8,
 )
 from sieve.perf.roofline import arithmetic_mode
-
-WINDOW_TOKENS: Final = 1024
-"""What layers without a growing cache see where inline facts do not say."""
 
 
 def table_notes(shape: ServingShape) -> tuple[str, ...]:
@@ -81,7 +78,13 @@ def _stages(shape: ServingShape) -> list[str]:
 
 
 def _products(shape: ServingShape) -> list[str]:
-    if all(product.precision.table_dtype for product in products(shape)):
+    names = {product.precision.table_dtype for product in products(shape)}
+    if other := names & {"int4_wo", "int8_wo"}:
+        return [
+            f"{shape.weight_dtype} matrix products ({', '.join(sorted(other))}) were measured in "
+            "another engine: unpacked and multiplied in 16 bits as here, by another kernel"
+        ]
+    if all(names):
         return []
     return [
         f"no measured {shape.weight_dtype} matrix products on {shape.gpu.name}: roofline with "
@@ -116,7 +119,7 @@ def _experts(shape: ServingShape) -> list[str]:
 def _attention(shape: ServingShape) -> list[str]:
     """Return which attention stands in for what was not measured."""
     table = load(shape.gpu.kernel_system, "generation_attention")
-    kinds = [m.kind for m in mixers(shape) if m.kind and not is_roofline_kind(m.kind)]
+    kinds = [m.kind for m in mixers(shape) if m.kind and source_of(shape, m.kind) == "attention"]
     notes = []
     for plain in dict.fromkeys(Heads.of_kind(kind, shape) for kind in kinds):
         heads = replace(plain, heads=plain.heads * shape.dcp)
@@ -140,11 +143,14 @@ def _mixing(shape: ServingShape) -> list[str]:
                 f"{mixer.count} layers without a growing KV cache are charged as attention over at "
                 f"most {WINDOW_TOKENS} tokens"
             )
-        elif is_roofline_kind(mixer.kind):
+        elif (source := source_of(shape, mixer.kind)) in {"latent", "recurrent"}:
+            part = latent if source == "latent" else recurrent
+            notes += part.notes(shape, mixer.kind)
+        elif source == "roofline":
             name = mixer.kind.state.flavour if mixer.kind.state else mixer.kind.kind
             sparse = f" over at most {SPARSE_TOP_TOKENS} chosen tokens"
             notes.append(
                 f"{mixer.count} layers of {name} token mixing come from the roofline"
-                + (sparse if mixer.kind.index_dim else "")
+                + (sparse if is_sparse(shape, mixer.kind) else "")
             )
     return notes

@@ -96,16 +96,16 @@ OPERATIONS: Final[Mapping[str, Operation]] = MappingProxyType(
         "context_mla": Operation(
             _MLA, ("batch_size", "isl"), "prefill kernel of latent attention",
             precision=("mla_dtype",), stored=("kv_cache_dtype",), keep={"step": (0,)},
-            defaults={"step": 0},
+            defaults={"step": 0}, used=True,
         ),
         "generation_mla": Operation(
             _MLA, ("batch_size", "step"), "decode kernel of latent attention",
             precision=("mla_dtype",), stored=("kv_cache_dtype",), keep={"isl": (1,)},
-            defaults={"isl": 1},
+            defaults={"isl": 1}, used=True,
         ),
         "mla_bmm": Operation(
             ("op_name", "bmm_dtype", "num_heads"), ("num_tokens",),
-            "absorbed projections of latent attention", precision=("bmm_dtype",),
+            "absorbed projections of latent attention", precision=("bmm_dtype",), used=True,
         ),
         "gdn": Operation(
             (
@@ -113,6 +113,7 @@ OPERATIONS: Final[Mapping[str, Operation]] = MappingProxyType(
                 "num_v_heads", "head_v_dim",
             ),
             ("batch_size", "seq_len"), "kernels of gated delta-rule (linear) attention",
+            used=True,
         ),
         "kda": Operation(
             (
@@ -120,6 +121,7 @@ OPERATIONS: Final[Mapping[str, Operation]] = MappingProxyType(
                 "num_v_heads", "head_v_dim",
             ),
             ("batch_size", "seq_len"), "kernels of delta attention with channel-wise decay",
+            used=True,
         ),
         "encoder_attention": Operation(
             ("attn_dtype", "head_dim", "num_heads"), ("batch_size", "isl"),

@@ -29,6 +29,8 @@ PRECISIONS = {
     "bfloat16": Precision("bfloat16", 2.0, "bf16"),
     "fp8": Precision("fp8", 1.0, "fp8"),
     "nvfp4": Precision("nvfp4", 0.5625, "fp4"),
+    "int4_wo": Precision("int4_wo", 0.5, "bf16"),
+    "int8_wo": Precision("int8_wo", 1.0, "bf16"),
 }
 DENSE = load_model("Qwen/Qwen3-32B")
 EXPERTS = load_model("Qwen/Qwen3-30B-A3B")

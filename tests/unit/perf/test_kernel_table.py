@@ -78,13 +78,14 @@ def test_a_system_without_tables_has_none():
 
 
 USED = [name for name, op in OPERATIONS.items() if op.used]
+NOT_MEASURED = {("a100_sxm", "gdn"), ("a100_sxm", "kda")}
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
 @pytest.mark.parametrize("op", SCHEMAS)
 def test_packaged_tables_pass_their_checks(system, op):
     table = load(system, op)
-    assert table is not None or op not in USED
+    assert table is not None or op not in USED or (system, op) in NOT_MEASURED
     if table is not None:
         assert table.sites
         assert load(system, op) is table
