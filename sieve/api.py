@@ -22,7 +22,7 @@ from sieve.catalog.engines import load_engine
 from sieve.catalog.matrices import layer_plans
 from sieve.catalog.models import inline_model, load_model
 from sieve.context import Assumption, RunContext
-from sieve.errors import CatalogError, InvalidInput, TableError, TraceError
+from sieve.errors import CatalogError, InvalidInput, SpecError, TableError, TraceError
 from sieve.grid import PRECISIONS, Grid, expand, require_prices
 from sieve.parallel import LocalExecutor, make_executor
 from sieve.perf.cache import StepTables
@@ -45,6 +45,7 @@ from sieve.report.html import render_report
 from sieve.results import SCHEMA_VERSION, RunFolder, clean, to_json
 from sieve.sim.routing import check_routing
 from sieve.spec import ResolvedSpec, is_path, load_spec, path_label
+from sieve.spec.slo_traffic import traffic_faults
 from sieve.traces import load_traffic
 from sieve.units import GB
 from stages import STAGES
@@ -89,6 +90,15 @@ class RunResult:
             for name, value in entry.items():
                 if name == "evidence_shares":
                     row |= {f"evidence_share_{k}": v for k, v in value.items()}
+                elif name == "intervals":
+                    row |= {
+                        f"{metric}_{source}_{end}": number
+                        for metric, sources in value.items()
+                        for source, ends in sources.items()
+                        for end, number in ends.items()
+                    }
+                elif name == "options":
+                    row |= value
                 elif isinstance(value, dict):
                     row |= {f"{name}_{end}": value[end] for end in ("low", "mid", "high")}
                 else:
@@ -232,6 +242,8 @@ def prepare(
         grid = expand(spec, model, engine)
     with _located(spec, "traffic"):
         requests = load_traffic(spec.run.traffic, seed=spec.run.seed, base_dir=spec.base_dir)
+    if faults := traffic_faults(spec.slos, requests.output_tokens):
+        raise SpecError(spec.source, faults)
     if spec.run.kernel_tables is not None:
         with _located(spec, "kernel_tables"):
             gpus = with_tables(grid.gpus, spec.base_dir / spec.run.kernel_tables)
@@ -419,7 +431,8 @@ def _assumptions(context: RunContext) -> list[Assumption]:
             "intervals",
             "uncalibrated defaults: the spread of public closed-loop measurements around the "
             "predictions, by metric and evidence class; one-sided "
-            f"confidence {context.spec.run.rank.confidence:g}; traffic noise is not in them",
+            f"confidence {context.spec.run.rank.confidence:g}; with the noise of a finite trace "
+            "from 500 resamples in blocks of consecutive requests",
         )
     )
     if context.spec.run.batch_sizing == "slim":

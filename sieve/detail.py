@@ -112,7 +112,9 @@ def replay(
     )  # fmt: skip
     counted, kept = after_warm_up(requests, result, warm_up_s)
     extra = [(m, s) for m in ("ttft", "tpot", "itl", "e2e") for s in STATISTICS]
-    wide = replace(shared, statistics=tuple(dict.fromkeys([*shared.statistics, *extra])))
+    wide = replace(
+        shared, statistics=tuple(dict.fromkeys([*shared.statistics, *extra])), compared=()
+    )
     facts = s5_simulate.row_of(counted, table, settings, kept, wide)
     facts["status"] = facts["status"] or _growth(requests, result)
     windows = windows_table(requests, result, shared.limits, window_s)

@@ -130,9 +130,21 @@ def columns_after(stage: int) -> list[str]:
     return [c.name for c in COLUMNS if c.stage <= stage]
 
 
+INTERVAL_ENDS: Final = ("low", "high", "model_low", "model_high", "noise_low", "noise_high")
+"""Ends of a metric's interval: of both errors together, of the model's, of the traffic noise."""
+
+RESAMPLES: Final = "resamples."
+"""Begins the names of columns with resamples, which stage 6 compares and takes away."""
+
+
+def resample_column(metric: str) -> str:
+    """Return the column with a metric's resamples over its value, as logarithms."""
+    return f"{RESAMPLES}{metric}"
+
+
 def bound_column(metric: str, end: str) -> str:
     """Return the column of an interval end: `ttft_p99_s`, `high` -> `ttft_p99_high_s`."""
-    for unit in ("_per_s_per_gpu", "_per_s", "_s"):
+    for unit in ("_per_s_per_gpu", "_per_s_per_user", "_per_s", "_s"):
         if metric.endswith(unit):
             return f"{metric.removesuffix(unit)}_{end}{unit}"
     return f"{metric}_{end}"

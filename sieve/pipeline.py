@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import polars as pl
+import polars.selectors as cs
 
 from sieve.context import RunContext
-from sieve.frames import METRICS, bound_column, engine_option
+from sieve.frames import METRICS, RESAMPLES, bound_column, engine_option
 from sieve.ranking.answer import nearest_misses, settle, status_of, winners
 from sieve.ranking.objective import metrics_of
 from sieve.ranking.verdicts import Limit, limits_of
@@ -20,7 +21,8 @@ from stages import STAGES, s5_simulate, s6_rank
 EXIT_CODES = {"answer": 0, "no_fit": 3, "no_slo": 4, "weak_evidence": 5}
 _RANKING_FACTS = (
     "rank", "tie_group", "candidate_id", "gpu", "tp", "pp", "ep", "replicas", "num_gpus",
-    "weight_dtype", "kv_cache_dtype", "max_num_seqs", "max_num_batched_tokens", "verdict",
+    "weight_dtype", "kv_cache_dtype", "max_num_seqs", "max_num_batched_tokens", "verdict", "tie",
+    "pareto",
 )  # fmt: skip
 
 
@@ -101,6 +103,7 @@ def candidates_table(candidates: pl.DataFrame, outcome: Outcome) -> pl.DataFrame
         how="left",
         maintain_order="left",
     )
+    table = table.drop(cs.starts_with(RESAMPLES))
     first = ["candidate_id", *(c for c in candidates.columns if c in table.columns)]
     why = ["stage", "kind", "reason", "observed", "limit", "unit"]
     order = list(dict.fromkeys([*first, "max_model_len", *why]))
@@ -119,7 +122,9 @@ def answer_of(outcome: Outcome, context: RunContext) -> dict[str, Any]:
         "status": status_of(ranked, outcome.rejected),
         **winners(ranked),
         "tie_group": leading["candidate_id"].to_list(),
-        "settle": settle(ranked, objective, len(context.requests)),
+        "settle": settle(
+            ranked, objective, len(context.requests), context.spec.run.rank.confidence
+        ),
     }
 
 
@@ -138,6 +143,7 @@ def ranking_rows(outcome: Outcome, options: Sequence[str]) -> list[dict[str, Any
                 "mid": row[metric],
                 "high": row[bound_column(metric, "high")],
             }
+        entry["intervals"] = {metric: _sources(row, metric) for metric in METRICS}
         entry["evidence"] = row["evidence"]
         entry["evidence_shares"] = {
             name.removeprefix("evidence_share_"): row[name]
@@ -146,6 +152,14 @@ def ranking_rows(outcome: Outcome, options: Sequence[str]) -> list[dict[str, Any
         }
         rows.append(entry)
     return rows
+
+
+def _sources(row: Mapping[str, Any], metric: str) -> dict[str, dict[str, float]]:
+    """Return low and high of a metric from each source of error alone."""
+    return {
+        source: {end: row[bound_column(metric, f"{source}_{end}")] for end in ("low", "high")}
+        for source in ("model", "noise")
+    }
 
 
 def misses_of(outcome: Outcome, context: RunContext) -> list[dict[str, Any]]:

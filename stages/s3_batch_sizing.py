@@ -23,6 +23,7 @@ from sieve.perf.advisor import advised_batch, end_to_end_s
 from sieve.perf.cache import FAMILY
 from sieve.perf.capacity import decode_curve_s
 from sieve.ranking.intervals import log_error
+from sieve.spec.slo import USER_RATE
 from sieve.stage import Stage, StageResult, split
 
 STAGE: Final = Stage(
@@ -68,6 +69,7 @@ def run(candidates: pl.DataFrame, context: RunContext) -> StageResult:
 def tpot_limit_s(context: RunContext) -> float | None:
     """Return the tightest TPOT that the objectives ask of a typical request, or None."""
     found = [slo.limit for slo in context.slos.limits if slo.metric == "tpot"]
+    found += [1.0 / slo.limit for slo in context.slos.limits if slo.metric == USER_RATE]
     gates = [gate for gate in (context.slos.attainment,) if gate is not None]
     found += [gate[1].tpot_s for gate in gates if gate[1].tpot_s is not None]
     return min(found) if found else None

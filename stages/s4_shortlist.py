@@ -29,6 +29,7 @@ from sieve.frames import AXES
 from sieve.perf.estimate import Ends, Estimates, busy_rate_per_s
 from sieve.ranking.intervals import End, log_error
 from sieve.ranking.objective import sort_keys
+from sieve.spec.slo import LATENCY_METRICS, USER_RATE
 from sieve.stage import Stage, StageResult, reject, split
 
 STAGE: Final = Stage(
@@ -263,11 +264,20 @@ def _limits(context: RunContext) -> list[tuple[str, str, float, str]]:
 
 def _values(ends: Estimates, metric: str, stat: str) -> FloatArray:
     """Return a metric; throughput is what the candidate could serve, whatever the traffic asks."""
-    if metric == "output_tokens_per_s":
-        return ends.capacity_per_s() * ends.workload.mean_output
+    if metric.startswith("output_tokens_per_s") and metric != USER_RATE:
+        tokens = ends.capacity_per_s() * ends.workload.mean_output
+        gpus = ends.candidates["num_gpus"].to_numpy() if metric.endswith("_per_gpu") else 1.0
+        return np.asarray(tokens / gpus)
     if metric == "requests_per_s":
         return ends.capacity_per_s()
+    if metric == USER_RATE:
+        return np.asarray(1.0 / ends.tpot_s(_mirrored(stat)))
     return _latency(ends, metric, stat)
+
+
+def _mirrored(stat: str) -> str:
+    """Return the statistic of TPOT whose inverse is this one of the rate, at most."""
+    return "p0.01" if stat == "mean" else f"p{100 - float(stat[1:]):g}"
 
 
 def _shortfalls(ends: Estimates, context: RunContext) -> FloatArray:
@@ -275,7 +285,7 @@ def _shortfalls(ends: Estimates, context: RunContext) -> FloatArray:
     rows = []
     for metric, stat, limit, _ in _limits(context):
         values = _values(ends, metric, stat)
-        rows.append(values / limit if stat else limit / values)
+        rows.append(values / limit if metric in LATENCY_METRICS else limit / values)
     return np.array(rows).reshape(len(rows), ends.size)
 
 

@@ -2,28 +2,31 @@
 
 Requests go to replicas as `fleet.routing` says, every candidate sees the same traffic. Rejected is
 only what cannot be served, judged at level 1.0; its numbers are kept. Metrics get their interval
-here: a replay is exact for its step times, so the interval is the model's error.
+here: the model's error and the noise of a finite trace, apart and together.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from math import exp
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 import polars as pl
+import polars.selectors as cs
 
-from sieve.arrays import EVIDENCE_CLASSES, FloatArray, Requests, SimResult, StepTable
+from sieve.arrays import EVIDENCE_CLASSES, Requests, SimResult, StepTable
 from sieve.context import RunContext
 from sieve.formulas.sizing import cost_per_mtok
-from sieve.frames import METRICS, bound_column
+from sieve.frames import INTERVAL_ENDS, METRICS, RESAMPLES, bound_column, resample_column
 from sieve.memory.cache import cache_groups, cache_layouts
 from sieve.memory.ledger import has_one_kind
 from sieve.perf.cache import FAMILY
-from sieve.ranking.intervals import evidence_shares, log_error, weakest_class
-from sieve.ranking.objective import metrics_of, statistics_of
+from sieve.ranking.ends import WHOLE_RUN, Replayed, metric_ends, resampled
+from sieve.ranking.intervals import evidence_shares, weakest_class
+from sieve.ranking.noise import draw, log_ratio
+from sieve.ranking.objective import metrics_of, sampled_metrics, statistics_of
 from sieve.sim.fleet import Routing
 from sieve.sim.metrics import BASE_STATISTICS, meets, metrics, per_request, queue_growth
 from sieve.sim.replay import REQUEST_EXCEEDS_CACHE, ReplaySettings, simulate
@@ -40,6 +43,10 @@ STAGE: Final = Stage(
     reasons={"queue_grows_without_bound": "misses_slo", REQUEST_EXCEEDS_CACHE: "infeasible"},
     adds=("evidence", *METRICS, *(bound_column(m, e) for m in METRICS for e in ("low", "high"))),
 )
+_OPPOSITE: Final = {
+    end: end.replace("low", "high") if "low" in end else end.replace("high", "low")
+    for end in INTERVAL_ENDS
+}
 MAX_GROWTH: Final = 0.02
 """Seconds of wait gained per second of trace above which a queue counts as unbounded."""
 
@@ -57,15 +64,20 @@ class _Job:
 
 @dataclass(frozen=True, eq=False)
 class Shared:
-    """What all jobs read: traffic by level, step tables by family, limits, what to report."""
+    """What all jobs read: traffic by level, step tables by family, limits, what to report.
+
+    `compared` are the metrics whose resamples are kept for ties, at level 1.0.
+    """
 
     requests: Mapping[float, Requests]
     tables: Mapping[tuple[Any, ...], StepTable]
     limits: LatencyLimits
+    goodput_limits: LatencyLimits
     statistics: Sequence[tuple[str, str]]
     confidence: float
+    seed: int
+    compared: Sequence[str] = ()
     routing: Routing = "round_robin"
-    seed: int = 0
 
 
 def run(candidates: pl.DataFrame, context: RunContext) -> StageResult:
@@ -100,7 +112,9 @@ def run(candidates: pl.DataFrame, context: RunContext) -> StageResult:
         unit=_pick(exceeds, "tokens of the longest request, cache", "s of wait gained per s"),
     )
     assert len(simulations) == len(candidates) * len(levels), "a replay is missing"
-    return StageResult(parts.admitted, parts.rejected, {"simulations": simulations})
+    kept = simulations.drop(cs.starts_with(RESAMPLES))
+    rejected = parts.rejected.drop(cs.starts_with(RESAMPLES))
+    return StageResult(parts.admitted, rejected, {"simulations": kept})
 
 
 def _pick(mask: pl.Series, yes: object, no: object) -> pl.Series:
@@ -120,13 +134,15 @@ def shared_of(candidates: pl.DataFrame, context: RunContext) -> Shared:
     return Shared(
         requests={v: at_level(context.requests, v) for v in context.spec.run.traffic.levels},
         tables={family: context.tables.get(family) for family in families},
-        limits=context.slos.request_limits(),
+        limits=context.slos.attainment_limits(),
+        goodput_limits=context.slos.request_limits(),
         statistics=tuple(
             dict.fromkeys([*BASE_STATISTICS, *wanted, *statistics_of(list(objective))])
         ),
         confidence=context.spec.run.rank.confidence,
-        routing=context.spec.fleet.routing or "round_robin",
         seed=context.seed,
+        compared=sampled_metrics(objective),
+        routing=context.spec.fleet.routing or "round_robin",
     )
 
 
@@ -187,6 +203,8 @@ def simulate_job(shared: Shared, job: _Job) -> dict[str, Any]:
     result = simulate(
         requests, table, job.settings, job.replicas, routing=shared.routing, seed=shared.seed
     )
+    if job.level != 1.0:
+        shared = replace(shared, compared=())
     return row_of(requests, table, job.settings, result, shared)
 
 
@@ -213,69 +231,32 @@ def row_of(
         "num_steps": result.num_steps,
         "makespan_s": result.makespan_s,
     }
-    values = metrics(requests, result, limits=shared.limits, statistics=shared.statistics)
-    row |= values | _interval(requests, result, values, evidence, shared)
+    values = metrics(
+        requests,
+        result,
+        limits=shared.limits,
+        goodput_limits=shared.goodput_limits,
+        statistics=shared.statistics,
+    )
+    replayed = Replayed(
+        requests, result, per_request(requests, result), values, shared.statistics, evidence,
+        lambda times: (meets(times, shared.limits), meets(times, shared.goodput_limits)),
+    )  # fmt: skip
+    resamples = resampled(replayed, draw(len(requests), shared.seed))
+    row |= values | metric_ends(replayed, resamples, shared.confidence)
+    row |= {
+        resample_column(name): log_ratio(resamples[name], values[name])
+        for name in shared.compared
+        if name in resamples
+    }
+    row["trajectory"] = _trajectory(result)
     return row
 
 
-def _interval(
-    requests: Requests,
-    result: SimResult,
-    values: Mapping[str, float],
-    evidence: str,
-    shared: Shared,
-) -> dict[str, float]:
-    """Return low and high of every metric of one replay."""
-    metrics_ = ("ttft", "tpot", "itl", "e2e")
-    low, high = (
-        {m: exp(log_error(m, evidence, shared.confidence, end)) for m in metrics_}
-        for end in ("low", "high")
-    )
-    ends: dict[str, float] = {}
-    for metric, statistic in shared.statistics:
-        name = latency_column(metric, statistic)
-        ends[bound_column(name, "low")] = values[name] / low[metric]
-        ends[bound_column(name, "high")] = values[name] * high[metric]
-    latencies = per_request(requests, result)
-    slow = {m: v * high[m] for m, v in latencies.items()}
-    fast = {m: v / low[m] for m, v in latencies.items()}
-    met_low, met_high = (_met_share(x, shared.limits, result) for x in (slow, fast))
-    rate_low, rate_high = _rate_ends(requests, result, high["tpot"], low["tpot"])
-    tokens, rate = values["output_tokens_per_s"], values["requests_per_s"]
-    ends |= {"slo_attainment_low": met_low, "slo_attainment_high": met_high}
-    ends |= {
-        "output_tokens_low_per_s": tokens * rate_low,
-        "output_tokens_high_per_s": tokens * rate_high,
-        "goodput_low_per_s": met_low * rate * rate_low,
-        "goodput_high_per_s": met_high * rate * rate_high,
-    }
-    return ends
-
-
-def _met_share(latencies: dict[str, FloatArray], limits: LatencyLimits, result: SimResult) -> float:
-    return float(meets(latencies, limits).mean()) if result.status == "" else float("nan")
-
-
-def _rate_ends(
-    requests: Requests, result: SimResult, slower: float, faster: float
-) -> tuple[float, float]:
-    """Return the factors on throughput at its low and high end.
-
-    Throughput is tokens over makespan. The part of the makespan in which requests still arrive is
-    the traffic's and certain. The drain of the last requests, at most one service time, is an edge
-    of the finite trace that steady traffic does not have: the high end leaves it out. What remains
-    (all of it for bursts and closed loops) scales with the step time.
-    """
-    if result.makespan_s <= 0:
-        return 1.0, 1.0
-    if requests.closed_loop_users is not None:
-        return 1.0 / slower, faster
-    arriving = float(requests.arrival_s[-1] - requests.arrival_s[0])
-    tail = max(1.0 - arriving / result.makespan_s, 0.0)
-    service_s = float(np.percentile(result.finish_s - result.scheduled_s, 99))
-    edge = min(tail, service_s / result.makespan_s) if arriving > 0 else 0.0
-    late = edge + (tail - edge) * (1.0 - 1.0 / faster)
-    return 1.0 / (1.0 + tail * (slower - 1.0)), 1.0 / (1.0 - late)
+def _trajectory(result: SimResult) -> str:
+    """Return a digest of when each request was answered: equal for equal schedules."""
+    times = np.concatenate([result.first_token_s, result.finish_s])
+    return hashlib.sha256(times.tobytes()).hexdigest()[:16]
 
 
 def _simulation_frame(
@@ -289,6 +270,9 @@ def _simulation_frame(
     }
     for name, dtype in schema.items():
         columns[name] = pl.Series([row[name] for row in rows], dtype=dtype)
+    for name in map(resample_column, shared.compared):
+        drawn = [row[name].tolist() if name in row else None for row in rows]
+        columns[name] = pl.Series(drawn, dtype=pl.List(pl.Float64))
     return pl.DataFrame(columns)
 
 
@@ -299,14 +283,10 @@ def _row_schema(shared: Shared) -> dict[str, pl.DataType]:
     schema |= {f"evidence_share_{name}": number for name in EVIDENCE_CLASSES}
     schema |= {"num_preemptions": count, "peak_batch": count, "peak_batched_tokens": count}
     schema |= {"peak_kv_usage": number, "mean_batch": number, "num_steps": count}
-    schema |= {"makespan_s": number, "requests_per_s": number}
+    schema |= {"makespan_s": number, "trajectory": text}
     names = [latency_column(m, s) for m, s in shared.statistics]
-    for name in (*names, "output_tokens_per_s", "goodput_per_s", "slo_attainment"):
-        schema |= {
-            name: number,
-            bound_column(name, "low"): number,
-            bound_column(name, "high"): number,
-        }
+    for name in (*names, *WHOLE_RUN):
+        schema |= {name: number, **{bound_column(name, end): number for end in INTERVAL_ENDS}}
     return schema
 
 
@@ -329,15 +309,15 @@ def _with_money(
     node = context.spec.fleet.gpus_per_node or 8
     paid = node if context.spec.fleet.billing == "node" else None
     added = []
-    for source, per_gpu, cost in (
-        ("output_tokens_per_s", "output_tokens_per_s_per_gpu", "usd_per_mtok"),
-        ("output_tokens_low_per_s", "output_tokens_low_per_s_per_gpu", "usd_per_mtok_high"),
-        ("output_tokens_high_per_s", "output_tokens_high_per_s_per_gpu", "usd_per_mtok_low"),
-    ):
-        rate = frame[source].to_numpy()
-        added.append(pl.Series(per_gpu, rate / gpus))
+    for end in ("", *INTERVAL_ENDS):
+        rate = frame[_at_end("output_tokens_per_s", end)].to_numpy()
+        added.append(pl.Series(_at_end("output_tokens_per_s_per_gpu", end), rate / gpus))
         usd = cost_per_mtok(
             usd_per_gpu_hour=price, gpus=gpus, tokens_per_s=rate, gpus_per_node=paid
         )
-        added.append(pl.Series(cost, usd))
+        added.append(pl.Series(_at_end("usd_per_mtok", _OPPOSITE.get(end, end)), usd))
     return frame.drop("num_gpus", "price").with_columns(added)
+
+
+def _at_end(metric: str, end: str) -> str:
+    return bound_column(metric, end) if end else metric

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from math import ceil, hypot, sqrt
+from statistics import NormalDist
 from typing import Any, Final
 
 import numpy as np
 import polars as pl
 
 from sieve.ranking.verdicts import Limit
+from sieve.units import SECONDS_PER_HOUR
 
 COINCIDE: Final = 0.01
 """Relative difference below which no benchmark can tell two predictions apart."""
+
+LONGEST: Final = 20
+"""A benchmark takes at most this many times the requests of the run's own trace."""
 
 
 def status_of(ranked: pl.DataFrame, rejected: pl.DataFrame) -> str:
@@ -55,28 +61,71 @@ def _first(frame: pl.DataFrame, column: str, *, descending: bool) -> str | None:
     return str(ordered["candidate_id"][0])
 
 
-def settle(ranked: pl.DataFrame, metric: str, num_requests: int) -> dict[str, Any] | None:
-    """Return the benchmark that separates the leader from the first tied candidate that differs.
+def settle(
+    ranked: pl.DataFrame, metric: str, num_requests: int, confidence: float = 0.9
+) -> dict[str, Any] | None:
+    """Return the benchmark of the leader and one tied candidate that is worth most.
 
-    Null when nothing ties or all predictions coincide to a hundredth. The value that decides is
-    the middle between the two predictions.
+    Worth is the chance that it tells the two apart for each GPU-hour that it takes: their true
+    difference is spread around the predicted one by the model's error, and a benchmark resolves
+    what the noise of its traffic leaves. It runs long enough for that noise to be half of the
+    difference to expect, at least the run's own trace and at most twenty times as long. The value
+    that decides is the middle between the two predictions.
+
+    Null when nothing ties or all predictions coincide to a hundredth.
+
+    Args:
+        ranked: ranking, with the differences of each tie.
+        metric: the objective's first metric.
+        num_requests: of the run's traffic.
+        confidence: of the model's ends.
     """
     tied = ranked.filter(pl.col("tie_group") == 1)
     if len(tied) < 2 or tied["verdict"][0] == "misses":
         return None
     first = tied.row(0, named=True)
     differs = (pl.col(metric) / first[metric] - 1.0).abs() > COINCIDE
-    others = tied.tail(-1).filter(differs)
-    if others.is_empty():
+    options = [
+        _benchmark(first, row, num_requests, confidence)
+        for row in tied.tail(-1).filter(differs).iter_rows(named=True)
+    ]
+    if not options:
         return None
-    second = others.row(0, named=True)
+    second, plan = max(options, key=lambda option: option[1]["chance"] / option[1]["gpu_hours"])
     return {
         "candidate_ids": [first["candidate_id"], second["candidate_id"]],
         "level": 1.0,
         "metric": metric,
         "decides_at": (first[metric] + second[metric]) / 2,
-        "num_requests": num_requests,
+        **plan,
     }
+
+
+def _benchmark(
+    first: dict[str, Any], row: dict[str, Any], num_requests: int, confidence: float
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a tied candidate, and how long to measure it beside the leader, with what chance."""
+    difference, noise, model = (
+        row.get(f"tie_{name}") or 0.0 for name in ("difference", "noise", "model")
+    )
+    expected = max(hypot(difference, model), COINCIDE)
+    longer = min(max((2 * noise / expected) ** 2, 1.0), LONGEST)
+    requests = ceil(num_requests * longer)
+    resolved = noise / sqrt(longer)
+    spread = model / NormalDist().inv_cdf(confidence)
+    chance = float(abs(difference) > resolved)
+    if spread > 0:
+        true = NormalDist(difference, spread)
+        chance = 1.0 - true.cdf(resolved) + true.cdf(-resolved)
+    slowest = min(first.get("requests_per_s") or 1.0, row.get("requests_per_s") or 1.0)
+    duration_s = requests / slowest
+    plan = {
+        "num_requests": requests,
+        "duration_s": duration_s,
+        "gpu_hours": duration_s * (first["num_gpus"] + row["num_gpus"]) / SECONDS_PER_HOUR,
+        "chance": chance,
+    }
+    return row, plan
 
 
 def nearest_misses(

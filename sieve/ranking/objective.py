@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import numpy as np
@@ -61,9 +61,41 @@ def statistics_of(metrics: Sequence[str]) -> list[tuple[str, str]]:
     return [(m[1], m[2].replace("_", ".")) for m in found if m]
 
 
+def sampled_metrics(metrics: Iterable[str]) -> tuple[str, ...]:
+    """Return the replay's metrics that the noise of an objective's metrics comes from."""
+    return tuple(dict.fromkeys(_source(name) for name in metrics if name != "num_gpus"))
+
+
+def source_of(metric: str) -> tuple[str, float]:
+    """Return the replay's metric behind a metric, and the sign between their logarithms."""
+    return _source(metric), -1.0 if metric == "usd_per_mtok" else 1.0
+
+
+def _source(metric: str) -> str:
+    derived = {"usd_per_mtok", "output_tokens_per_s_per_gpu"}
+    return "output_tokens_per_s" if metric in derived else metric
+
+
 def needs_price(metrics: Sequence[str]) -> bool:
     """Tell whether an objective counts money."""
     return "usd_per_mtok" in metrics
+
+
+def indifference(metric: str) -> float:
+    """Return the relative difference that does not matter: 5 % on a latency, 3 % on the rest."""
+    if metric == "num_gpus":
+        return 0.0
+    return 0.03 if metric in FIXED else 0.05
+
+
+def log_keys(objective: Objective, source: str) -> list[dict[str, float]]:
+    """Return the keys to compare by as signed weights on the metrics' logarithms.
+
+    Smaller is better. A list gives one key a metric, weights give one key.
+    """
+    weights = metrics_of(objective, source)
+    signed = {m: w if smaller_is_better(m) else -w for m, w in weights.items()}
+    return [signed] if isinstance(objective, dict) else [{m: w} for m, w in signed.items()]
 
 
 def sort_keys(

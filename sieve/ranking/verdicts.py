@@ -39,10 +39,7 @@ class Limit:
 
 def limits_of(slos: SloSet) -> list[Limit]:
     """Return every objective as a test on a column, gates included."""
-    limits = [
-        Limit(s.column, s.at_most, s.limit, s.text, "s" if s.at_most else "tokens/s")
-        for s in slos.limits
-    ]
+    limits = [Limit(s.column, s.at_most, s.limit, s.text, s.unit) for s in slos.limits]
     if slos.attainment:
         share, inner = slos.attainment
         text = f"attainment({inner.text})>={share:g}"
@@ -57,11 +54,7 @@ def limits_of(slos: SloSet) -> list[Limit]:
 
 
 def verdicts(frame: pl.DataFrame, limits: list[Limit]) -> list[str]:
-    """Return `clears`, `point_only` or `misses` for every row.
-
-    Attainment and goodput are counted with one set of per-request limits: the goodput gate's if it
-    is given, else the attainment gate's.
-    """
+    """Return `clears`, `point_only` or `misses` for every row."""
     safe = np.ones(len(frame), np.bool_)
     point = np.ones(len(frame), np.bool_)
     for limit in limits:

@@ -143,7 +143,7 @@ def quantity(value: Any, unit: str) -> str:
         return UNKNOWN
     if unit.startswith("bytes"):
         return f"{gib(x)}{unit.removeprefix('bytes')}"
-    if unit.startswith("goodput"):
+    if unit.startswith(("goodput", "requests_per_s")):
         unit = "requests/s"
     elif unit.startswith("output_tokens_per_s"):
         unit = "tokens/s"

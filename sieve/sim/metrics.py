@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from sieve.arrays import FloatArray, IntArray, Requests, SimResult
 from sieve.errors import InvalidInput
 from sieve.sim._kernels.clock import GAP_FIRST_S, GAP_RATIO
-from sieve.spec.slo import LatencyLimits, latency_column
+from sieve.spec.slo import USER_RATE, LatencyLimits, latency_column
 
 BASE_STATISTICS = (
     ("ttft", "p50"),
@@ -26,6 +26,8 @@ BASE_STATISTICS = (
 def per_request(requests: Requests, result: SimResult) -> dict[str, FloatArray]:
     """Return TTFT, TPOT and E2E of every request in seconds as its client sees them, (n,) each.
 
+    The rate of a user, `user_rates`, is 1/TPOT.
+
     TPOT is (E2E - TTFT)/(output tokens - 1) and nan for one-token answers.
     """
     outside_s = 0.0 if requests.front_end_s is None else requests.front_end_s
@@ -36,11 +38,18 @@ def per_request(requests: Requests, result: SimResult) -> dict[str, FloatArray]:
     return {"ttft": ttft, "tpot": tpot, "e2e": e2e}
 
 
+def user_rates(tpot_s: FloatArray) -> FloatArray:
+    """Return the output tokens per second that each request gets, (n,); nan where no TPOT."""
+    with np.errstate(divide="ignore"):
+        return np.asarray(1.0 / tpot_s, np.float64)
+
+
 def metrics(
     requests: Requests,
     result: SimResult,
     *,
     limits: LatencyLimits,
+    goodput_limits: LatencyLimits | None = None,
     statistics: Iterable[tuple[str, str]] = (),
 ) -> dict[str, float]:
     """Return the metrics of one replay by column name; all nan if it could not be served.
@@ -48,7 +57,8 @@ def metrics(
     Args:
         requests: the traffic that was replayed.
         result: its replay.
-        limits: per-request limits of goodput and attainment.
+        limits: per-request limits of attainment.
+        goodput_limits: those of goodput; the same by default.
         statistics: further (metric, statistic) pairs, such as ("itl", "p95").
     """
     wanted = dict.fromkeys((*BASE_STATISTICS, *statistics))
@@ -61,18 +71,21 @@ def metrics(
             out[name] = float("nan")
         elif metric == "itl":
             out[name] = gap_statistic(result.gaps, statistic)
+        elif metric == USER_RATE:
+            out[name] = statistic_of(user_rates(latencies["tpot"]), statistic)
         else:
             out[name] = statistic_of(latencies[metric], statistic)
     span = result.makespan_s if served else float("nan")
     met = meets(latencies, limits)
+    good = met if goodput_limits is None else meets(latencies, goodput_limits)
     out["output_tokens_per_s"] = float(requests.output_tokens.sum()) / span
     out["requests_per_s"] = len(requests) / span
-    out["goodput_per_s"] = float(met.sum()) / span
+    out["goodput_per_s"] = float(good.sum()) / span
     out["slo_attainment"] = float(met.mean()) if served else float("nan")
     return out
 
 
-def meets(latencies: dict[str, FloatArray], limits: LatencyLimits) -> npt.NDArray[np.bool_]:
+def meets(latencies: Mapping[str, FloatArray], limits: LatencyLimits) -> npt.NDArray[np.bool_]:
     """Return which requests meet every per-request limit, (n,); one-token answers pass TPOT."""
     ok = np.ones(len(latencies["ttft"]), np.bool_)
     for metric in ("ttft", "tpot", "e2e"):

@@ -2,7 +2,8 @@
 
 Definitions: TTFT is first token minus arrival, queueing included; TPOT is per request
 (E2E - TTFT)/(output tokens - 1) and does not exist for one-token answers; ITL pools the gaps
-between tokens over all requests; E2E is last token minus arrival.
+between tokens over all requests; E2E is last token minus arrival; the rate of a user is 1/TPOT of a
+request in tokens per second, so `p1` of it is what all but one in a hundred get.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from sieve.errors import Fault, InvalidInput
+from sieve.spec.slo_forms import GATE_METRICS, from_flags, from_sla
 from sieve.units import parse_quantity
 
 MIN_LIMIT: Final = 1e-6
@@ -20,6 +22,14 @@ MAX_LIMIT: Final = 1e9
 """Smallest and largest limit, in seconds, tokens or requests per second."""
 
 LATENCY_METRICS: Final = ("ttft", "tpot", "itl", "e2e")
+USER_RATE: Final = "output_tokens_per_s_per_user"
+"""A rate with a statistic over requests."""
+RATES: Final = {
+    "output_tokens_per_s": "tokens/s",
+    "output_tokens_per_s_per_gpu": "tokens/s",
+    "requests_per_s": "requests/s",
+}
+"""Rates of the whole run and their units."""
 _ALIASES: Final = {
     "time_to_first_token": "ttft",
     "inter_token_latency": "itl",
@@ -27,13 +37,16 @@ _ALIASES: Final = {
     "e2el": "e2e",
     "output_token_throughput": "output_tokens_per_s",
     "output_throughput": "output_tokens_per_s",
+    "output_token_throughput_per_user": USER_RATE,
+    "request_throughput": "requests_per_s",
 }
-_KEY: Final = re.compile(r"^([a-z0-9_]+?)_(mean|p\d{1,3}(?:[._]\d{1,2})?)$")
-_TEXT: Final = re.compile(
-    r"^\s*([a-z0-9_]+)(?::(mean|p\d{1,3}(?:\.\d{1,2})?))?\s*(<=|>=)\s*(.+?)\s*$"
-)
+_STATISTICS: Final = {"avg": "mean", "median": "p50"}
+_STATISTIC: Final = r"mean|avg|median|p\d+(?:[._]\d+)?"
+_KEY: Final = re.compile(rf"^([a-z0-9_]+?)_({_STATISTIC})(_ms|_s)?$")
+_USER_KEY: Final = re.compile(rf"^(output_tokens)_({_STATISTIC})_per_s_per_user$")
+_TEXT: Final = re.compile(rf"^\s*([a-z0-9_]+)(?::({_STATISTIC}))?\s*(<=|>=)\s*(.+?)\s*$")
 _GATE: Final = re.compile(r"^\s*(attainment|goodput)\(([^()]*)\)\s*>=\s*(.+?)\s*$")
-_INNER: Final = re.compile(r"^\s*([a-z0-9_]+)\s*<=\s*(.+?)\s*$")
+_INNER: Final = re.compile(r"^\s*([a-z0-9_]+)\s*(<=|>=)\s*(.+?)\s*$")
 
 
 @dataclass(frozen=True)
@@ -41,10 +54,10 @@ class Slo:
     """One limit on one metric of the whole run.
 
     Attributes:
-        metric: `ttft`, `tpot`, `itl`, `e2e` or `output_tokens_per_s`.
-        statistic: `mean`, `p99` ..., "" for rates.
+        metric: `ttft`, `tpot`, `itl`, `e2e`, `output_tokens_per_s_per_user` or one of `RATES`.
+        statistic: `mean`, `p99` ..., "" for rates of the whole run.
         at_most: True for latencies, False for rates.
-        limit: seconds, or tokens per second.
+        limit: seconds, or tokens or requests per second.
     """
 
     metric: str
@@ -60,9 +73,15 @@ class Slo:
     @property
     def text(self) -> str:
         """The limit as a user would write it."""
-        if self.statistic:
+        if self.at_most:
             return f"{self.metric}:{self.statistic}<={_seconds(self.limit)}"
-        return f"{self.metric}>={self.limit:g}"
+        statistic = f":{self.statistic}" if self.statistic else ""
+        return f"{self.metric}{statistic}>={self.limit:g}"
+
+    @property
+    def unit(self) -> str:
+        """Unit of the limit."""
+        return "s" if self.at_most else RATES.get(self.metric, "tokens/s")
 
 
 @dataclass(frozen=True)
@@ -110,21 +129,33 @@ class SloSet:
         return min(found, key=lambda slo: slo.limit) if found else None
 
     def request_limits(self) -> LatencyLimits:
-        """Return the limits that goodput and attainment of a report are counted with.
+        """Return the limits that goodput is counted with.
 
-        The gates' own limits if a gate is given, else the tightest latency limits.
+        The goodput gate's own, else the attainment gate's, else the tightest latency limits.
         """
-        if self.goodput:
-            return self.goodput[1]
-        if self.attainment:
-            return self.attainment[1]
+        gate = self.goodput or self.attainment
+        return gate[1] if gate else self._tightest()
+
+    def attainment_limits(self) -> LatencyLimits:
+        """Return the limits that attainment is counted with.
+
+        The attainment gate's own, else the goodput gate's, else the tightest latency limits.
+        """
+        gate = self.attainment or self.goodput
+        return gate[1] if gate else self._tightest()
+
+    def _tightest(self) -> LatencyLimits:
         limits = {m: self.limit_on(m) for m in ("ttft", "tpot", "e2e")}
         return LatencyLimits(**{f"{m}_s": slo.limit if slo else None for m, slo in limits.items()})
 
 
 def latency_column(metric: str, statistic: str) -> str:
-    """Return the column of a latency statistic: `ttft`, `p99.9` -> `ttft_p99_9_s`."""
-    return f"{metric}_{statistic.replace('.', '_')}_s"
+    """Return the column of a statistic: `ttft`, `p99.9` -> `ttft_p99_9_s`.
+
+    The statistic stands before the unit: `output_tokens_p1_per_s_per_user`.
+    """
+    name = statistic.replace(".", "_")
+    return f"output_tokens_{name}_per_s_per_user" if metric == USER_RATE else f"{metric}_{name}_s"
 
 
 def _seconds(value: float) -> str:
@@ -138,7 +169,13 @@ def parse_slos(value: Any, path: str = "slo") -> tuple[SloSet, list[Fault]]:
     gates: dict[str, tuple[float, LatencyLimits]] = {}
     if isinstance(value, Mapping):
         for key, item in value.items():
-            _parse_entry(str(key), item, f"{path}.{key}", limits, gates, faults)
+            if key == "sla":
+                texts, found = from_sla(item, f"{path}.sla")
+                faults += found
+                for text in texts:
+                    _parse_text(text, f"{path}.sla", limits, gates, faults)
+            else:
+                _parse_entry(str(key), item, f"{path}.{key}", limits, gates, faults)
     elif isinstance(value, list):
         for i, text in enumerate(value):
             _parse_text(text, f"{path}[{i}]", limits, gates, faults)
@@ -176,31 +213,31 @@ def _add_limit(
     metric: str, statistic: str, value: Any, path: str, limits: list[Slo], faults: list[Fault]
 ) -> None:
     name = _ALIASES.get(metric, metric)
-    if name in LATENCY_METRICS:
-        if not statistic:
-            faults.append(
-                Fault(path, f"say which statistic of {name}: mean, p50, p95, p99 (as `{name}_p99`)")
-            )
+    stat = _STATISTICS.get(statistic, statistic.replace("_", "."))
+    if name in LATENCY_METRICS or name == USER_RATE:
+        example = latency_column(name, "p99" if name != USER_RATE else "p1").removesuffix("_s")
+        if not stat:
+            text = f"say which statistic of {name}: mean, p50, p95, p99 (as `{example}`)"
+            faults.append(Fault(path, text))
             return
-        stat = statistic.replace("_", ".")
         if stat != "mean" and not 0 < float(stat[1:]) < 100:
             faults.append(Fault(path, f"percentile {stat!r} must lie above p0 and below p100"))
             return
-        number = _positive(value, "s", path, faults)
+        at_most = name != USER_RATE
+        number = _positive(value, "s" if at_most else "per_s", path, faults)
         if number is not None:
-            limits.append(Slo(name, stat, at_most=True, limit=number))
-    elif name == "output_tokens_per_s" and not statistic:
+            limits.append(Slo(name, stat, at_most=at_most, limit=number))
+    elif name in RATES and not stat:
         number = _positive(value, "per_s", path, faults)
         if number is not None:
             limits.append(Slo(name, "", at_most=False, limit=number))
     else:
-        faults.append(
-            Fault(
-                path,
-                f"unknown objective {metric!r}; known are ttft, tpot, itl, e2e with a statistic "
-                "(ttft_p99), output_tokens_per_s, attainment and goodput",
-            )
+        rates = ", ".join(RATES)
+        text = (
+            f"unknown objective {metric!r}; known are ttft, tpot, itl, e2e and {USER_RATE} with a "
+            f"statistic (ttft_p99), {rates}, attainment and goodput"
         )
+        faults.append(Fault(path, text))
 
 
 def _parse_entry(
@@ -214,9 +251,20 @@ def _parse_entry(
     if key in {"attainment", "goodput"}:
         _parse_gate(key, item, path, gates, faults)
         return
-    match = _KEY.match(key)
+    match = _KEY.match(key) or _USER_KEY.match(key)
     metric, statistic = (match[1], match[2]) if match else (key, "")
+    if match and match.re is _USER_KEY:
+        metric = USER_RATE
+    elif match and match[3] == "_ms":
+        item = _in_ms(item)
     _add_limit(metric, statistic, item, path, limits, faults)
+
+
+def _in_ms(value: Any) -> Any:
+    """Return a number of milliseconds as a text with its unit; other values stay."""
+    return (
+        f"{value} ms" if isinstance(value, int | float) and not isinstance(value, bool) else value
+    )
 
 
 def _parse_gate(
@@ -226,6 +274,8 @@ def _parse_gate(
     gates: dict[str, tuple[float, LatencyLimits]],
     faults: list[Fault],
 ) -> None:
+    if kind == "goodput" and isinstance(item, Mapping) and "target_attainment" in item:
+        kind = "attainment"  # a share of requests, whatever the other tool calls it
     if kind in gates:
         faults.append(Fault(path, f"{kind} is given twice; one gate of a kind holds"))
         return
@@ -235,8 +285,10 @@ def _parse_gate(
         faults.append(Fault(path, f"found {item!r}, expected a mapping as {example}"))
         return
     values: dict[str, float] = {}
+    named = {"target_attainment": "share", "slo_attainment_fraction": "share"}
+    num_limits = 0
     for key, value in item.items():
-        name = _ALIASES.get(str(key), str(key))
+        name = named.get(str(key), str(key)) if kind == "attainment" else str(key)
         if name == target:
             unit = "frac" if kind == "attainment" else "per_s"
             number = _positive(value, unit, f"{path}.{key}", faults)
@@ -244,21 +296,34 @@ def _parse_gate(
                 faults.append(Fault(f"{path}.{key}", f"found {value!r}; a share is at most 1"))
             elif number is not None:
                 values[target] = number
-        elif name in {"ttft", "tpot", "e2e"}:
-            number = _positive(value, "s", f"{path}.{key}", faults)
-            if number is not None:
-                values[f"{name}_s"] = number
+        elif str(key).removesuffix("_ms") in GATE_METRICS:
+            num_limits += 1
+            _gate_limit(str(key), value, f"{path}.{key}", values, faults)
         else:
-            faults.append(
-                Fault(f"{path}.{key}", f"unknown key; allowed are {target}, ttft, tpot, e2e")
-            )
-    if target not in item:
+            text = f"unknown key; allowed are {target}, ttft, tpot, e2e, {USER_RATE}"
+            faults.append(Fault(f"{path}.{key}", text))
+    if target not in item and not named.keys() & item.keys():
         faults.append(Fault(f"{path}.{target}", f"missing; write it as {example}"))
-    if not any(k in item for k in ("ttft", "tpot", "e2e", *_ALIASES)):
+    if not num_limits:
         faults.append(Fault(path, f"needs at least one limit of ttft, tpot, e2e, as {example}"))
     if target in values:
         share = values.pop(target)
         gates[kind] = (share, LatencyLimits(**values))
+
+
+def _gate_limit(
+    key: str, value: Any, path: str, values: dict[str, float], faults: list[Fault]
+) -> None:
+    """Note one per-request limit; the least rate of a user is the largest TPOT."""
+    name = GATE_METRICS[key.removesuffix("_ms")]
+    is_rate = name == USER_RATE
+    item = _in_ms(value) if key.endswith("_ms") else value
+    number = _positive(item, "per_s" if is_rate else "s", path, faults)
+    column = "tpot_s" if is_rate else f"{name}_s"
+    if column in values:
+        faults.append(Fault(path, f"{column.removesuffix('_s')} is limited twice in one gate"))
+    elif number is not None:
+        values[column] = 1.0 / number if is_rate else number
 
 
 def _parse_text(
@@ -271,6 +336,12 @@ def _parse_text(
     if not isinstance(text, str):
         faults.append(Fault(path, f"found {text!r}, expected a text such as 'ttft:p99<=500ms'"))
         return
+    if text.lstrip().startswith("--"):
+        texts, found = from_flags(text, path)
+        faults += found
+        for native in texts:
+            _parse_text(native, path, limits, gates, faults)
+        return
     if gate := _GATE.match(text):
         item: dict[str, Any] = {"share" if gate[1] == "attainment" else "per_s": gate[3]}
         for part in gate[2].split(","):
@@ -278,7 +349,14 @@ def _parse_text(
             if inner is None:
                 faults.append(Fault(path, f"cannot read {part.strip()!r}, expected 'ttft<=500ms'"))
                 return
-            item[inner[1]] = inner[2]
+            name = GATE_METRICS.get(inner[1], inner[1])
+            wanted = ">=" if name == USER_RATE else "<="
+            if inner[2] != wanted:
+                faults.append(Fault(path, f"{inner[1]} is limited with {wanted}, found {part!r}"))
+                return
+            if inner[1] in item:
+                faults.append(Fault(path, f"{inner[1]} is limited twice in one gate"))
+            item[inner[1]] = inner[3]
         _parse_gate(gate[1], item, path, gates, faults)
         return
     match = _TEXT.match(text)
@@ -292,7 +370,7 @@ def _parse_text(
         )
         return
     metric, statistic, sign, value = match[1], match[2] or "", match[3], match[4]
-    wanted = ">=" if _ALIASES.get(metric, metric) == "output_tokens_per_s" else "<="
+    wanted = ">=" if _ALIASES.get(metric, metric) in {*RATES, USER_RATE} else "<="
     if sign != wanted:
         faults.append(Fault(path, f"{metric} is limited with {wanted}, found {text!r}"))
         return

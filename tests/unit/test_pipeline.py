@@ -24,6 +24,7 @@ RANKING_METRICS = (
     "output_tokens_per_s", "output_tokens_per_s_per_gpu", "ttft_p50_s", "ttft_p99_s", "tpot_p50_s",
     "tpot_p99_s", "e2e_p99_s", "goodput_per_s", "slo_attainment", "usd_per_mtok",
 )  # fmt: skip
+KINDS = {None, "exact", "statistical", "practical"}
 EVIDENCE = {"measured", "interpolated", "extrapolated", "roofline"}
 
 
@@ -82,6 +83,13 @@ def test_the_ranking_of_a_result(small_run: Any) -> None:
         for metric in RANKING_METRICS:
             assert set(row[metric]) == {"low", "mid", "high"}
             assert row[metric]["low"] <= row[metric]["mid"] <= row[metric]["high"], metric
+            for source in ("model", "noise"):
+                ends = row["intervals"][metric][source]
+                slack = 1e-9 * row[metric]["mid"]
+                assert row[metric]["low"] <= ends["low"] + slack, (metric, source)
+                assert ends["high"] - slack <= row[metric]["high"], (metric, source)
+        assert row["tie"] in KINDS
+        assert isinstance(row["pareto"], bool)
         assert row["evidence"] in EVIDENCE
         assert set(row["evidence_shares"]) <= EVIDENCE
         assert sum(row["evidence_shares"].values()) == pytest.approx(1.0)
@@ -94,6 +102,7 @@ def test_the_ranking_of_a_result(small_run: Any) -> None:
         assert row["usd_per_mtok"]["mid"] == pytest.approx(cost)
         assert row["ttft_p50_s"]["mid"] <= row["ttft_p99_s"]["mid"] <= row["e2e_p99_s"]["mid"]
         assert 0 <= row["slo_attainment"]["mid"] <= 1
+    assert any(row["pareto"] for row in ranking)
     costs = [row["usd_per_mtok"]["mid"] for row in ranking if row["verdict"] == "clears"]
     assert costs == sorted(costs)
     assert [row["tie_group"] for row in ranking] == sorted(row["tie_group"] for row in ranking)
@@ -353,9 +362,9 @@ def test_one_token_answers_have_no_tpot_and_pass_it_inside_the_gates(make_spec: 
     assert (row["slo_attainment"]["mid"], result.exit_code) == (1.0, 0)
     assert row["ttft_p99_s"]["mid"] == pytest.approx(row["e2e_p99_s"]["mid"])
     spec["slo"] = {"tpot_p99": "50 ms"}
-    unknown = sieve.run(spec)
-    assert (entry(unknown)["verdict"], unknown.exit_code) == ("misses", 4)
-    json.dumps(unknown.data, allow_nan=False)
+    with pytest.raises(SieveError, match="every answer of the traffic has one token") as refused:
+        sieve.run(spec)
+    assert "slo: found tpot:p99<=50ms" in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -370,7 +379,14 @@ def test_a_single_request(make_spec: Make, arrival: dict[str, Any]) -> None:
 
 
 def test_single_token_prompts_and_answers(make_spec: Make) -> None:
-    assert run_with(make_spec, isl=1, osl=1, requests=1).exit_code in {0, 4}
+    changes = {"traffic.synthetic.osl": 1, "traffic.synthetic.isl": 1, "grid.axes.tp": [1],
+               "grid.axes.weight_dtype": ["bf16"]}  # fmt: skip
+    spec = make_spec({**changes, "traffic.synthetic.requests": 1, "slo": {"ttft_p99": "2 s"}})
+    result = sieve.run(spec)
+    assert result.exit_code == 0
+    assert entry(result)["intervals"]["ttft_p99_s"]["noise"]["high"] == pytest.approx(
+        entry(result)["ttft_p99_s"]["mid"]
+    )
 
 
 @pytest.mark.parametrize(

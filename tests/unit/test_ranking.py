@@ -9,17 +9,14 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from sieve.arrays import COMPONENTS
 from sieve.errors import SpecError
-from sieve.frames import METRICS, bound_column
+from sieve.frames import INTERVAL_ENDS, METRICS, bound_column
 from sieve.pipeline import EXIT_CODES
 from sieve.ranking.answer import nearest_misses, settle, status_of, winners
 from sieve.ranking.intervals import CARRYING_SHARE, evidence_shares, log_error, weakest_class
 from sieve.ranking.objective import metrics_of, needs_price, sort_keys
-from sieve.ranking.ties import tie_groups
 from sieve.ranking.verdicts import limits_of, verdicts
 from sieve.spec.slo import parse_slos
 from stages import s6_rank
@@ -43,15 +40,15 @@ def frame(*rows: dict[str, Any]) -> pl.DataFrame:
         }  # fmt: skip
         for metric in METRICS:
             row |= {metric: 1.0}
-            row |= {bound_column(metric, end): 1.0 for end in ("low", "high")}
+            row |= {bound_column(metric, end): 1.0 for end in INTERVAL_ENDS}
         for name, value in given_row.items():
             if name in METRICS:
                 low, mid, high = value if isinstance(value, tuple) else (value,) * 3
+                row |= {bound_column(name, f"{kind}low"): low for kind in ("", "model_", "noise_")}
                 row |= {
-                    bound_column(name, "low"): low,
-                    name: mid,
-                    bound_column(name, "high"): high,
+                    bound_column(name, f"{kind}high"): high for kind in ("", "model_", "noise_")
                 }
+                row |= {name: mid}
             else:
                 row[name] = value
         out.append(row)
@@ -101,48 +98,6 @@ def test_every_objective_counts() -> None:
         {"ttft_p99_s": (1.0, 1.0, 9.0), "tpot_p99_s": (1.0, 9.0, 9.0)},
     )
     assert verdicts(rows, both) == ["clears", "point_only", "misses", "misses"]
-
-
-def test_tie_groups_by_hand() -> None:
-    # Costs [low, high]: the leader reaches 1.2, so 1.1 ties and 1.3 does not; 1.3 reaches 1.6.
-    low, high = np.array([0.9, 1.1, 1.3, 1.5, 2.0]), np.array([1.2, 1.5, 1.6, 1.9, 2.5])
-    assert tie_groups(["clears"] * 5, [low], [high]) == [1, 1, 2, 2, 3]
-
-
-def test_ties_are_with_the_leader_and_not_passed_on() -> None:
-    low, high = np.array([1.0, 1.4, 1.8]), np.array([1.5, 1.9, 2.3])
-    assert tie_groups(["clears"] * 3, [low], [high]) == [1, 1, 2]
-
-
-def test_touching_intervals_tie_and_groups_never_cross_a_verdict() -> None:
-    low, high = np.array([1.0, 1.5, 1.0, 1.0]), np.array([1.5, 2.0, 1.5, 1.5])
-    names = ["clears", "clears", "point_only", "misses"]
-    assert tie_groups(names, [low], [high]) == [1, 1, 2, 3]
-
-
-def test_a_tie_holds_on_every_key_of_a_list() -> None:
-    first = (np.array([1.0, 1.0]), np.array([1.0, 1.0]))
-    second = (np.array([1.0, 3.0]), np.array([2.0, 4.0]))
-    assert tie_groups(["clears"] * 2, [first[0], second[0]], [first[1], second[1]]) == [1, 2]
-
-
-def test_no_candidates_have_no_groups() -> None:
-    assert tie_groups([], [np.array([])], [np.array([])]) == []
-
-
-@given(st.lists(st.tuples(st.sampled_from("cpm"), st.floats(0, 9), st.floats(0, 2)), max_size=30))
-@settings(deadline=None, derandomize=True, max_examples=80)
-def test_laws_of_tie_groups(rows: list[tuple[str, float, float]]) -> None:
-    rows.sort(key=lambda row: ("cpm".index(row[0]), row[1]))
-    low = np.array([r[1] - r[2] for r in rows])
-    high = np.array([r[1] + r[2] for r in rows])
-    groups = tie_groups([r[0] for r in rows], [low], [high])
-    assert groups == sorted(groups)
-    assert sorted(set(groups)) == list(range(1, len(set(groups)) + 1))
-    for group in set(groups):
-        members = [i for i, g in enumerate(groups) if g == group]
-        assert len({rows[i][0] for i in members}) == 1
-        assert all(low[i] <= high[members[0]] for i in members)
 
 
 @pytest.mark.parametrize(

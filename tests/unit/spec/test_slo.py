@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sieve.spec import LatencyLimits, Slo, SloSet
 from sieve.spec.slo import parse_slos
+from sieve.spec.slo_traffic import traffic_faults
 
 
 def read(value: Any) -> SloSet:
@@ -150,3 +152,119 @@ def test_request_limits_come_from_the_gate_or_the_tightest_limits() -> None:
     assert read(only).request_limits() == LatencyLimits(ttft_s=2.0, tpot_s=0.05)
     plain = read({"ttft_p99": 2, "ttft_p50": 1, "e2e_p99": 9})
     assert plain.request_limits() == LatencyLimits(ttft_s=1.0, e2e_s=9.0)
+
+
+def test_rates_and_the_rate_of_a_user() -> None:
+    slos = read({
+        "output_tokens_per_s_per_gpu": 900, "requests_per_s": "4/s",
+        "output_tokens_p1_per_s_per_user": 20,
+    })  # fmt: skip
+    assert [slo.column for slo in slos.limits] == [
+        "output_tokens_per_s_per_gpu", "requests_per_s", "output_tokens_p1_per_s_per_user",
+    ]  # fmt: skip
+    assert [slo.unit for slo in slos.limits] == ["tokens/s", "requests/s", "tokens/s"]
+    assert not any(slo.at_most for slo in slos.limits)
+    assert read(slos.texts) == slos
+    assert read(["output_token_throughput_per_user:p1>=20"]).limits == slos.limits[2:]
+    assert "statistic" in faults_of(["output_token_throughput_per_user>=20"])["slo[0]"]
+
+
+def test_units_and_statistics_of_other_tools() -> None:
+    plain = read({"ttft_p99": "500 ms", "tpot_mean": "50 ms", "e2e_p50": "8 s"})
+    assert read({"ttft_p99_ms": 500, "tpot_avg_ms": 50, "e2el_median_ms": 8000}) == plain
+
+
+@pytest.mark.parametrize(
+    ("text", "native"),
+    [
+        (
+            "--goodput ttft:500 tpot:50 e2el:8000 >=4/s",
+            ["goodput(ttft<=500ms,tpot<=50ms,e2e<=8s)>=4/s"],
+        ),
+        (
+            "--goodput 'time_to_first_token:500 inter_token_latency:50 request_latency:8000' "
+            ">= 0.95",
+            ["attainment(ttft<=500ms,tpot<=50ms,e2e<=8s)>=0.95"],
+        ),
+        (
+            "--goodput output_token_throughput_per_user:20 >=4/s",
+            ["goodput(tpot<=50ms)>=4/s"],
+        ),
+        (
+            "--ttft-sla-ms 500 --itl-sla-ms=40 --slo-attainment-fraction 0.95",
+            ["attainment(ttft<=500ms,tpot<=40ms)>=0.95"],
+        ),
+        (
+            "--ttft 500 --tpot 50 --request-latency 8000 --strict-sla --target-request-rate 5",
+            ["ttft:mean<=500ms", "tpot:mean<=50ms", "e2e:mean<=8s", "requests_per_s>=5"],
+        ),
+    ],
+)
+def test_flags_of_other_tools(text: str, native: list[str]) -> None:
+    assert read([text]) == read(native)
+
+
+def test_mappings_of_other_tools() -> None:
+    guide = {"goodput": {"ttft_ms": 500, "tpot_ms": 50, "e2el_ms": 8000, "target_attainment": 0.9}}
+    assert read(guide) == read(["attainment(ttft<=500ms,tpot<=50ms,e2e<=8s)>=0.9"])
+    profiler = {"sla": {"ttft": 500, "itl": 20, "e2eLatency": 8000, "statistic": "p95"}}
+    assert read(profiler) == read(["ttft:p95<=500ms", "itl:p95<=20ms", "e2e:p95<=8s"])
+
+
+@pytest.mark.parametrize(
+    ("value", "path", "complaint"),
+    [
+        (["--goodput ttft:500"], "slo[0]", "say how many are needed"),
+        (["--goodput tfft:500 >=4/s"], "slo[0]", "cannot read 'tfft:500'"),
+        (["--ttft-sla-ms 500"], "slo[0]", "--slo-attainment-fraction 0.95"),
+        (["--slo-attainment-fraction 0.9"], "slo[0]", "needs the share"),
+        (["--error-rate-sla 0.01"], "slo[0]", "leave it out"),
+        (["--total-gpus 8"], "slo[0]", "fleet.max_gpus"),
+        (["--target-concurrency 8"], "slo[0]", "closed_loop"),
+        (["--ttft 500 600"], "slo[0]", "takes one value"),
+        (["--tfft 500"], "slo[0]", "unknown flag"),
+        (["--ttft 'x"], "slo[0]", "cannot read"),
+        ({"sla": {"ttft": 500}}, "slo.sla.statistic", "missing"),
+        ({"sla": {"ttft": 500, "x": 1, "statistic": "mean"}}, "slo.sla.x", "unknown key"),
+        ({"sla": 5}, "slo.sla", "expected a mapping"),
+        ({"ttft_p100": "2 s"}, "slo.ttft_p100", "below p100"),
+        ({"ttft_p150": "2 s"}, "slo.ttft_p150", "below p100"),
+        (["ttft:p1000<=2s"], "slo[0]", "below p100"),
+        (["output_tokens_per_s_per_user:p1<=20"], "slo[0]", "limited with >="),
+        (["goodput(output_tokens_per_s_per_user<=20)>=4/s"], "slo[0]", "limited with >="),
+        ({"goodput": {"per_s": 4, "tpot": 1, "itl": 1}}, "slo.goodput.itl", "limited twice"),
+        (["goodput(ttft<=1s,ttft<=2s)>=4/s"], "slo[0]", "limited twice"),
+        ({"ttft_p99": 1, "time_to_first_token_p99": 2}, "slo", "limited twice"),
+        ({"ttft_p99": 1, "ttft_p99_ms": 500}, "slo", "limited twice"),
+    ],
+)
+def test_what_other_tools_write_and_cannot_be_meant(value: Any, path: str, complaint: str) -> None:
+    faults = faults_of(value)
+    assert path in faults
+    assert complaint in faults[path]
+
+
+def test_each_gate_has_its_own_limits() -> None:
+    slos = read(MAPPING)
+    assert slos.attainment_limits() == LatencyLimits(ttft_s=2.0, tpot_s=0.05)
+    assert slos.request_limits() == LatencyLimits(ttft_s=2.0, e2e_s=60.0)
+    only = read({"goodput": {"per_s": 4, "ttft": 1}})
+    assert only.attainment_limits() == only.request_limits() == LatencyLimits(ttft_s=1.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ({"tpot_p99": 1}, False),
+        ({"itl_p99": 1}, False),
+        ({"output_tokens_p1_per_s_per_user": 1}, False),
+        ({"goodput": {"per_s": 4, "tpot": 1}}, False),
+        ({"attainment": {"share": 0.9, "tpot": 1}}, False),
+        ({"attainment": {"share": 0.9, "tpot": 1, "ttft": 1}}, True),
+        ({"ttft_p99": 1, "e2e_mean": 1, "requests_per_s": 1}, True),
+    ],
+)
+def test_one_token_answers_show_no_gaps(value: Any, shown: bool) -> None:
+    slos = read(value)
+    assert (traffic_faults(slos, np.array([1, 1])) == []) is shown
+    assert traffic_faults(slos, np.array([1, 2])) == []

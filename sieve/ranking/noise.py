@@ -1,0 +1,165 @@
+"""Traffic noise: paired block bootstrap of a replay's metrics.
+
+A percentile of one short trace is an estimate. Requests that arrive together share a queue, so they
+are resampled in blocks of consecutive requests (Kuensch 1989; circular, Politis and Romano 1992),
+the same blocks for every candidate and load level of a run: what all candidates share then cancels
+in their differences (common random numbers; Nelson and Matejcik 1995).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from sieve.arrays import BoolArray, FloatArray, IntArray
+
+RESAMPLES: Final = 500
+LARGEST_BLOCK: Final = 300
+"""Requests in a block: the scale of a busy period. A shorter trace has ten blocks."""
+PIECES: Final = 4
+"""A block begins at every quarter of a block."""
+SMALLEST: Final = 1e-300
+"""Smallest value whose logarithm is taken."""
+
+
+@dataclass(frozen=True, eq=False)
+class Draws:
+    """Resamples of a trace.
+
+    Attributes:
+        piece: (n,) the piece of the trace that each request belongs to, rising.
+        count: (resamples, pieces) how often each piece is drawn.
+    """
+
+    piece: IntArray
+    count: FloatArray
+
+    def total(self, values: FloatArray) -> FloatArray:
+        """Return the sum of (n,) values over each resample, (resamples,)."""
+        pieces = np.bincount(self.piece, values, self.count.shape[1])
+        return self.total_of_pieces(pieces.astype(np.float64))
+
+    def total_of_pieces(self, values: FloatArray) -> FloatArray:
+        """Return the sum of (pieces,) values over each resample, (resamples,)."""
+        # Not a matrix product: its rounding may depend on the number of threads.
+        return np.asarray((self.count * values).sum(axis=1), np.float64)
+
+
+@lru_cache(maxsize=8)
+def draw(num_requests: int, seed: int, resamples: int = RESAMPLES) -> Draws:
+    """Return resamples of a trace of `num_requests` requests; equal arguments, equal draws."""
+    block = min(max(num_requests // 10, 1), LARGEST_BLOCK)
+    pieces = max(num_requests // max(block // PIECES, 1), 1)
+    length = min(PIECES if block >= PIECES else block, pieces)
+    blocks = max(round(pieces / length), 1)
+    rng = np.random.default_rng([seed, num_requests])
+    start = rng.integers(0, pieces, (resamples, blocks))
+    drawn = (start[:, :, None] + np.arange(length)) % pieces
+    flat = drawn.reshape(resamples, -1) + pieces * np.arange(resamples)[:, None]
+    count = np.bincount(flat.ravel(), minlength=resamples * pieces).reshape(resamples, pieces)
+    piece = np.arange(num_requests) * pieces // num_requests
+    return Draws(piece.astype(np.int64), count.astype(np.float64))
+
+
+def statistics(
+    draws: Draws, values: FloatArray, wanted: Iterable[str], weight: FloatArray | None = None
+) -> dict[str, FloatArray]:
+    """Return each statistic (`mean`, `p99`, ...) of every resample, (resamples,) each.
+
+    Percentiles interpolate linearly between ranks, as `numpy.percentile` does. Where a resample
+    holds no value the statistic is nan.
+
+    Args:
+        draws: the resamples.
+        values: (n,) one for each request; nan where there is none.
+        wanted: statistics.
+        weight: (n,) whole numbers: how often each value counts; 1 by default.
+    """
+    present = ~np.isnan(values)
+    weight = np.where(present, 1.0 if weight is None else weight, 0.0)
+    size = draws.total(weight)
+    out: dict[str, FloatArray] = {}
+    below: npt.NDArray[Any] | None = None
+    ordered = np.sort(values[present])
+    for statistic in wanted:
+        if not len(ordered):
+            out[statistic] = np.full(len(size), np.nan)
+        elif statistic == "mean":
+            total = draws.total(np.where(present, values, 0.0) * weight)
+            out[statistic] = total / np.where(size > 0, size, np.nan)
+        else:
+            if below is None:
+                exact = float(size.max()) < 2**24  # whole numbers that 32 bits hold
+                dtype = np.float32 if exact else np.float64
+                below = _below(draws, values, present, weight, dtype)
+            rank = np.maximum(float(statistic[1:]) / 100 * (size - 1), 0.0)
+            whole = np.floor(rank)
+            low = ordered[_place(draws, below, whole)]
+            high = ordered[_place(draws, below, np.minimum(whole + 1, size - 1))]
+            out[statistic] = np.where(size > 0, low + (rank - whole) * (high - low), np.nan)
+    return out
+
+
+def _below(
+    draws: Draws, values: FloatArray, present: BoolArray, weight: FloatArray, dtype: type
+) -> npt.NDArray[Any]:
+    """Return the weight of each piece among the j + 1 smallest values, (values, pieces)."""
+    order = np.flatnonzero(present)[np.argsort(values[present], kind="stable")]
+    table = np.zeros((len(order), draws.count.shape[1]), dtype)
+    table[np.arange(len(order)), draws.piece[order]] = weight[order]
+    return np.cumsum(table, axis=0, out=table)
+
+
+def _place(draws: Draws, below: npt.NDArray[Any], rank: FloatArray) -> IntArray:
+    """Return the place of the value of each resample's rank among the sorted values."""
+    count = draws.count.astype(below.dtype)
+    low = np.zeros(len(rank), np.int64)
+    high = np.full(len(rank), len(below) - 1)
+    while (low < high).any():
+        middle = (low + high) // 2
+        enough = np.einsum("rk,rk->r", below[middle], count) > rank
+        high = np.where(enough, middle, high)
+        low = np.where(enough, low, np.minimum(middle + 1, high))
+    return low
+
+
+def rate_factors(
+    draws: Draws, output_tokens: IntArray, finish_s: FloatArray, *, open_loop: bool
+) -> tuple[FloatArray, FloatArray]:
+    """Return the resamples of requests and of output tokens per second, over the replay's own.
+
+    With arrivals of their own time the rate of requests is the plan's and certain: only the
+    answers' lengths vary. A closed loop and a burst take what the engine serves, so there the time
+    between answers varies too.
+    """
+    pieces = draws.count.shape[1]
+    tokens = draws.total(output_tokens.astype(np.float64)) / float(output_tokens.sum())
+    requests = draws.total(np.ones(len(output_tokens))) / len(output_tokens)
+    if open_loop:
+        return np.ones(len(tokens)), tokens / requests
+    ends = np.sort(finish_s)[np.searchsorted(draws.piece, np.arange(pieces), side="right") - 1]
+    spans = np.diff(ends, prepend=0.0)
+    time = draws.total_of_pieces(spans) / max(float(ends[-1]), SMALLEST)
+    time = np.maximum(time, SMALLEST)
+    return requests / time, tokens / time
+
+
+def ends(resamples: Mapping[str, FloatArray], confidence: float) -> dict[str, tuple[float, float]]:
+    """Return the quantiles of each metric's resamples at 1 - confidence and confidence."""
+    out = {}
+    for name, values in resamples.items():
+        known = values[~np.isnan(values)]
+        pair = np.quantile(known, [1 - confidence, confidence]) if len(known) else (np.nan, np.nan)
+        out[name] = float(pair[0]), float(pair[1])
+    return out
+
+
+def log_ratio(resamples: FloatArray, middle: float) -> FloatArray:
+    """Return the logarithm of resamples over the replay's own value, (resamples,)."""
+    ratio = np.maximum(resamples, SMALLEST) / max(middle, SMALLEST)
+    return np.asarray(np.log(ratio), np.float64)
