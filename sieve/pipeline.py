@@ -130,6 +130,7 @@ def ranking_rows(outcome: Outcome, options: Sequence[str]) -> list[dict[str, Any
     rows = []
     for row in outcome.ranked.iter_rows(named=True):
         entry = {name: row[name] for name in _RANKING_FACTS}
+        entry["replay_of"] = row["replay_of"]
         if options:
             entry["options"] = {name: engine_option(row, name) for name in options}
         for metric in METRICS:

@@ -41,6 +41,7 @@ def simulate(
     replicas: int = 1,
     *,
     record_steps: bool = False,
+    clock: Clock | None = None,
 ) -> SimResult:
     """Return the replay of `requests` over `replicas` engines.
 
@@ -52,6 +53,7 @@ def simulate(
         settings: limits and switches of each engine.
         replicas: how many engines there are.
         record_steps: whether every iteration is kept in the result; takes the slower kernel.
+        clock: `clock_of` the table for at least `max_num_seqs`, if it is there already.
 
     Raises:
         InvalidInput: the table is shorter than the limits, a limit is not positive, or a closed
@@ -62,11 +64,12 @@ def simulate(
     users = requests.closed_loop_users
     if users is not None and requests.previous is not None:
         raise InvalidInput("a closed loop has no sessions: each user sends the next request")
-    longest = int((requests.input_tokens + requests.output_tokens).max())
+    longest = longest_request(requests)
     if _blocks_of_one(settings, longest) > settings.num_gpu_blocks:
         return _refused(requests)
     lanes = replicas if users is None else min(replicas, users)
-    clock = clock_of(table, settings.max_num_seqs, longest)
+    if clock is None:
+        clock = clock_of(table, settings.max_num_seqs, longest)
     rows = [np.flatnonzero(lane_of(requests, lanes) == lane) for lane in range(lanes)]
     parts = []
     for lane in range(lanes):
@@ -75,6 +78,11 @@ def simulate(
             values[layout.RECORD] = layout.RECORD_STEPS
         parts.append(_replay_one(requests, rows[lane], values, clock, settings, lanes))
     return _merge(requests, parts, rows)
+
+
+def longest_request(requests: Requests) -> int:
+    """Return the most tokens of prompt and answer together."""
+    return int((requests.input_tokens + requests.output_tokens).max())
 
 
 def _blocks_of_one(settings: ReplaySettings, tokens: int) -> int:
@@ -244,6 +252,8 @@ def _merge(requests: Requests, parts: list[EngineResult], rows: list[IntArray]) 
         peak_blocks=int(counters[:, layout.PEAK_BLOCKS].max()),
         peak_batch=int(counters[:, layout.PEAK_BATCH].max()),
         peak_tokens=int(counters[:, layout.PEAK_TOKENS].max()),
+        peak_running=int(counters[:, layout.PEAK_RUNNING].max()),
+        short_of_blocks=bool(counters[:, layout.SHORT_OF_BLOCKS].any()),
         makespan_s=makespan_ns / NS_PER_S,
         gaps=np.sum([part.gaps for part in parts], axis=0),
         samples=samples,
@@ -274,6 +284,6 @@ def _refused(requests: Requests) -> SimResult:
         first_token_s=never, finish_s=never, num_preemptions=np.zeros(len(requests), np.int64),
         cached_tokens=np.zeros(len(requests), np.int64),
         num_steps=0, num_request_steps=0, component_s=np.zeros(5), peak_blocks=0, peak_batch=0,
-        peak_tokens=0, makespan_s=0.0, gaps=np.zeros(GAP_BINS, np.int64),
-        samples=np.zeros((0, 4)),
+        peak_tokens=0, peak_running=0, short_of_blocks=True, makespan_s=0.0,
+        gaps=np.zeros(GAP_BINS, np.int64), samples=np.zeros((0, 4)),
     )  # fmt: skip
