@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -35,6 +36,7 @@ from sieve.pipeline import (
     Outcome,
     answer_of,
     candidates_table,
+    exhaustive_cost,
     misses_of,
     ranking_rows,
     run_stages,
@@ -50,9 +52,6 @@ from stages import STAGES
 SHORT_TRACE = 5
 """A trace shorter than this many slow answers says little about steady throughput."""
 
-REQUEST_STEPS_PER_S = 15e6
-"""Speed of the replay on one core, for the estimate of a dry run."""
-
 
 @dataclass(eq=False)
 class RunResult:
@@ -63,6 +62,8 @@ class RunResult:
         candidates: one row per candidate of the grid, with the stage that rejected it.
         simulations: one row per replayed candidate and load level.
         files: further text files by path below the run folder.
+        exhaustive: what a replay of every survivor would take on this machine, an estimate:
+            `num_candidates`, `num_replays`, `estimated_s`; empty if stage 4 did not run.
         folder: where it was written, None if it was not.
     """
 
@@ -70,6 +71,7 @@ class RunResult:
     candidates: pl.DataFrame
     simulations: pl.DataFrame
     files: dict[str, str] = field(default_factory=dict)
+    exhaustive: dict[str, Any] = field(default_factory=dict)
     folder: Path | None = None
 
     @property
@@ -171,6 +173,9 @@ def run(
     try:
         outcome = run_stages(grid.candidates, context, stop_after=stop_after, on_stage=note)
         result = _result(grid, context, outcome)
+        if stop_after >= 4:
+            workers = fan_out.workers or os.cpu_count() or 1
+            result.exhaustive = _exhaustive(outcome, context, workers)
         result.data["elapsed_s"] = time.perf_counter() - started
         if target is not None:
             result._write(target)
@@ -203,13 +208,23 @@ def dry_run(
     fan_out = LocalExecutor()
     context, grid = prepare(resolved, fan_out, exhaustive=exhaustive)
     outcome = run_stages(grid.candidates, context, stop_after=4)
-    replays = len(outcome.ranked) * len(resolved.run.traffic.levels)
-    steps = replays * int(context.requests.output_tokens.sum())
+    cost = exhaustive_cost(outcome, context, chosen=True)
     return {
         "num_candidates": len(grid.candidates),
         "stages": outcome.stages,
-        "num_replays": replays,
-        "estimated_s": steps / REQUEST_STEPS_PER_S / fan_out.workers,
+        "num_replays": cost.num_replays,
+        "estimated_s": cost.elapsed_s(fan_out.workers),
+        "exhaustive": _exhaustive(outcome, context, fan_out.workers),
+    }
+
+
+def _exhaustive(outcome: Outcome, context: RunContext, workers: int) -> dict[str, Any]:
+    """Return what a replay of all survivors takes: candidates, replays, seconds here."""
+    cost = exhaustive_cost(outcome, context)
+    return {
+        "num_candidates": cost.num_candidates,
+        "num_replays": cost.num_replays,
+        "estimated_s": cost.elapsed_s(workers),
     }
 
 

@@ -83,6 +83,7 @@ def run(
         print_json(result.data)
     else:
         terminal.print_result(result.data, result.folder)
+        terminal.print_exhaustive(result.exhaustive, len(result.simulations))
     raise typer.Exit(result.exit_code)
 
 

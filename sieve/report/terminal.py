@@ -195,7 +195,30 @@ def print_dry_run(counts: Mapping[str, Any]) -> None:
     """Print what a run would do."""
     out = console()
     out.print(_funnel(counts["stages"]))
-    out.print(f"{count(counts['num_replays'])} replays, about {counts['estimated_s']:.1f} s here")
+    out.print(
+        f"{count(counts['num_replays'])} replays, about {duration(counts['estimated_s'])} here"
+    )
+    print_exhaustive(counts["exhaustive"], counts["num_replays"])
+
+
+def print_exhaustive(cost: Mapping[str, Any], num_replays: int) -> None:
+    """Print what a replay of every survivor would take, unless that is what was done."""
+    if cost and cost["num_replays"] > num_replays:
+        number = cost["num_candidates"]
+        console().print(
+            f"Exhaustive: {count(cost['num_replays'])} replays of all {count(number)} survivors "
+            f"take about {duration(cost['estimated_s'])} here; --exhaustive, or "
+            f"shortlist.exhaustive_below: {number}",
+            soft_wrap=True,
+            markup=False,
+        )
+
+
+def duration(value_s: float) -> str:
+    """Return a time in words that a person waits by."""
+    if value_s < 90:
+        return f"{value_s:.1f} s" if value_s < 10 else f"{value_s:.0f} s"
+    return f"{value_s / 60:.0f} min" if value_s < 5400 else f"{value_s / 3600:.1f} h"
 
 
 def print_life(life: Mapping[str, Any]) -> None:
