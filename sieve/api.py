@@ -18,6 +18,7 @@ import polars as pl
 
 from sieve import __version__
 from sieve.advice import advise
+from sieve.audit import audit as audit_of
 from sieve.catalog.architecture import EngineProfile, Gpu, ModelArchitecture
 from sieve.catalog.engines import load_engine
 from sieve.catalog.matrices import layer_plans
@@ -132,6 +133,7 @@ def run(
     executor: str = "auto",
     ray_address: str | None = None,
     exhaustive: bool = False,
+    audit: bool = False,
     on_stage: Callable[[Mapping[str, Any]], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> RunResult:
@@ -146,6 +148,7 @@ def run(
         executor: `auto`, `local` or `ray`.
         ray_address: address of a Ray cluster.
         exhaustive: replay every candidate that survives to stage 4.
+        audit: also replay every survivor, and say what the shortlist missed.
         on_stage: called with each stage's record.
         progress: called with (done, total) replays.
 
@@ -155,6 +158,8 @@ def run(
     started = time.perf_counter()
     if not 1 <= stop_after <= len(STAGES):
         raise InvalidInput(f"found --stop-after {stop_after}; stages are 1 to {len(STAGES)}")
+    if audit and stop_after < 6:
+        raise InvalidInput("--audit compares rankings: leave out --stop-after, or give 6 or 7")
     fan_out = make_executor(executor, ray_address)
     resolved = load_spec(spec, overrides=overrides)
     context, grid = prepare(resolved, fan_out, exhaustive=exhaustive, progress=progress)
@@ -173,9 +178,11 @@ def run(
     try:
         outcome = run_stages(grid.candidates, context, stop_after=stop_after, on_stage=note)
         result = _result(grid, context, outcome)
+        if audit:
+            result.data["audit"] = clean(audit_of(grid.candidates, context, outcome))
         if stop_after >= 4:
             workers = fan_out.workers or os.cpu_count() or 1
-            result.exhaustive = _exhaustive(outcome, context, workers)
+            result.exhaustive = exhaustive_cost(outcome, context).to_json(workers)
         result.data["elapsed_s"] = time.perf_counter() - started
         if target is not None:
             result._write(target)
@@ -214,17 +221,7 @@ def dry_run(
         "stages": outcome.stages,
         "num_replays": cost.num_replays,
         "estimated_s": cost.elapsed_s(fan_out.workers),
-        "exhaustive": _exhaustive(outcome, context, fan_out.workers),
-    }
-
-
-def _exhaustive(outcome: Outcome, context: RunContext, workers: int) -> dict[str, Any]:
-    """Return what a replay of all survivors takes: candidates, replays, seconds here."""
-    cost = exhaustive_cost(outcome, context)
-    return {
-        "num_candidates": cost.num_candidates,
-        "num_replays": cost.num_replays,
-        "estimated_s": cost.elapsed_s(workers),
+        "exhaustive": exhaustive_cost(outcome, context).to_json(fan_out.workers),
     }
 
 
@@ -327,6 +324,7 @@ def _result(grid: Grid, context: RunContext, outcome: Outcome) -> RunResult:
         "ranking": ranking_rows(outcome, context.options),
         "nearest_misses": misses_of(outcome, context),
         "advice": _advice(context, outcome),
+        "audit": None,
         "elapsed_s": 0.0,
     }
     simulations = outcome.simulations

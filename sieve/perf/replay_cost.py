@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import polars as pl
@@ -48,6 +48,14 @@ class ReplayCost:
     def elapsed_s(self, workers: int) -> float:
         """Return the time on `workers` threads."""
         return max(self.core_s / max(workers, 1), self.serial_s)
+
+    def to_json(self, workers: int) -> dict[str, Any]:
+        """Return candidates, replays and the time on `workers` threads."""
+        return {
+            "num_candidates": self.num_candidates,
+            "num_replays": self.num_replays,
+            "estimated_s": self.elapsed_s(workers),
+        }
 
 
 def replay_cost(

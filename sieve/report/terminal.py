@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from sieve.report.answer import answer_sentence, miss_words, settle_sentence
+from sieve.report.answer import answer_sentence, audit_rows, miss_words, settle_sentence
 from sieve.report.format import (
     count,
     deployment,
@@ -95,6 +95,8 @@ def print_result(result: Mapping[str, Any], folder: Path | None) -> None:
         out.print(_ranking(result["ranking"]))
     for line in answer_lines(result):
         out.print(escape(line))
+    if result.get("audit"):
+        out.print(_audit(result["audit"]))
     if result["nearest_misses"]:
         _print_misses(out, result["nearest_misses"])
     if folder is not None:
@@ -140,6 +142,21 @@ def _ranking(rows: Sequence[Mapping[str, Any]]) -> Table:
     if len(rows) > MAX_ROWS:
         table.caption = f"{len(rows) - MAX_ROWS} more in result.json and report.html"
         table.caption_justify = "left"
+    return table
+
+
+def _audit(found: Mapping[str, Any]) -> Table:
+    table = Table(
+        title=f"Shortlist against all {count(found['num_exhaustive'])} survivors",
+        title_justify="left",
+        box=None,
+        pad_edge=False,
+    )
+    for row in audit_rows(found):
+        if not table.columns:
+            for name in row:
+                table.add_column(name, justify="right")
+        table.add_row(*row.values())
     return table
 
 
