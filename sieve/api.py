@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ import polars as pl
 
 from sieve import __version__
 from sieve.advice import advise
+from sieve.audit import audit as audit_of
 from sieve.catalog.architecture import EngineProfile, Gpu, ModelArchitecture
 from sieve.catalog.engines import load_engine
 from sieve.catalog.matrices import layer_plans
@@ -35,6 +37,7 @@ from sieve.pipeline import (
     Outcome,
     answer_of,
     candidates_table,
+    exhaustive_cost,
     levels_of,
     misses_of,
     ranking_rows,
@@ -53,9 +56,6 @@ from stages import STAGES
 SHORT_TRACE = 5
 """A trace shorter than this many slow answers says little about steady throughput."""
 
-REQUEST_STEPS_PER_S = 15e6
-"""Speed of the replay on one core, for the estimate of a dry run."""
-
 
 @dataclass(eq=False)
 class RunResult:
@@ -66,6 +66,8 @@ class RunResult:
         candidates: one row per candidate of the grid, with the stage that rejected it.
         simulations: one row per replayed candidate and load level.
         files: further text files by path below the run folder.
+        exhaustive: what a replay of every survivor would take on this machine, an estimate:
+            `num_candidates`, `num_replays`, `estimated_s`; empty if stage 4 did not run.
         folder: where it was written, None if it was not.
     """
 
@@ -73,6 +75,7 @@ class RunResult:
     candidates: pl.DataFrame
     simulations: pl.DataFrame
     files: dict[str, str] = field(default_factory=dict)
+    exhaustive: dict[str, Any] = field(default_factory=dict)
     folder: Path | None = None
 
     @property
@@ -142,6 +145,7 @@ def run(
     executor: str = "auto",
     ray_address: str | None = None,
     exhaustive: bool = False,
+    audit: bool = False,
     on_stage: Callable[[Mapping[str, Any]], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> RunResult:
@@ -156,6 +160,7 @@ def run(
         executor: `auto`, `local` or `ray`.
         ray_address: address of a Ray cluster.
         exhaustive: replay every candidate that survives to stage 4.
+        audit: also replay every survivor, and say what the shortlist missed.
         on_stage: called with each stage's record.
         progress: called with (done, total) replays.
 
@@ -165,6 +170,8 @@ def run(
     started = time.perf_counter()
     if not 1 <= stop_after <= len(STAGES):
         raise InvalidInput(f"found --stop-after {stop_after}; stages are 1 to {len(STAGES)}")
+    if audit and stop_after < 6:
+        raise InvalidInput("--audit compares rankings: leave out --stop-after, or give 6 or 7")
     fan_out = make_executor(executor, ray_address)
     resolved = load_spec(spec, overrides=overrides)
     context, grid = prepare(resolved, fan_out, exhaustive=exhaustive, progress=progress)
@@ -183,6 +190,11 @@ def run(
     try:
         outcome = run_stages(grid.candidates, context, stop_after=stop_after, on_stage=note)
         result = _result(grid, context, outcome)
+        if audit:
+            result.data["audit"] = clean(audit_of(grid.candidates, context, outcome))
+        if stop_after >= 4:
+            workers = fan_out.workers or os.cpu_count() or 1
+            result.exhaustive = exhaustive_cost(outcome, context).to_json(workers)
         result.data["elapsed_s"] = time.perf_counter() - started
         if target is not None:
             result._write(target)
@@ -215,13 +227,13 @@ def dry_run(
     fan_out = LocalExecutor()
     context, grid = prepare(resolved, fan_out, exhaustive=exhaustive)
     outcome = run_stages(grid.candidates, context, stop_after=4)
-    replays = len(outcome.ranked) * len(resolved.run.traffic.levels)
-    steps = replays * int(context.requests.output_tokens.sum())
+    cost = exhaustive_cost(outcome, context, chosen=True)
     return {
         "num_candidates": len(grid.candidates),
         "stages": outcome.stages,
-        "num_replays": replays,
-        "estimated_s": steps / REQUEST_STEPS_PER_S / fan_out.workers,
+        "num_replays": cost.num_replays,
+        "estimated_s": cost.elapsed_s(fan_out.workers),
+        "exhaustive": exhaustive_cost(outcome, context).to_json(fan_out.workers),
     }
 
 
@@ -320,6 +332,7 @@ def _result(grid: Grid, context: RunContext, outcome: Outcome) -> RunResult:
         "nearest_misses": misses_of(outcome, context),
         "levels": levels_of(outcome, context),
         "advice": _advice(context, outcome),
+        "audit": None,
         "elapsed_s": 0.0,
     }
     simulations = outcome.simulations

@@ -268,6 +268,8 @@ class SimResult:
         peak_blocks: most KV blocks in use at once in any replica.
         peak_batch: most requests scheduled in one iteration.
         peak_tokens: most tokens scheduled in one iteration.
+        peak_running: most requests that held a seat of one replica at once.
+        short_of_blocks: whether a waiting request was ever refused for want of blocks.
         makespan_s: first arrival to last finish.
         gaps: (GAP_BINS,) gaps between tokens, counted in the log-spaced bins of the kernel.
         samples: (k, 4) a thinned series of the first replica: seconds, requests running, requests
@@ -288,6 +290,8 @@ class SimResult:
     peak_blocks: int
     peak_batch: int
     peak_tokens: int
+    peak_running: int
+    short_of_blocks: bool
     makespan_s: float
     gaps: IntArray
     samples: FloatArray

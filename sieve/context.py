@@ -22,9 +22,13 @@ class Executor(Protocol):
         shared: Any,
         items: Sequence[Any],
         labels: Sequence[str],
-        on_done: Callable[[], None],
+        on_done: Callable[[int, Any], Any],
     ) -> list[Any]:
-        """Return `[function(shared, item) for item in items]`, computed anywhere."""
+        """Return `[function(shared, item) for item in items]`, computed anywhere.
+
+        `on_done` is called here with (number, result) once an item, in the order in which they
+        are ready; the list holds what it returns.
+        """
         ...
 
 

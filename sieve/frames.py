@@ -106,6 +106,9 @@ COLUMNS: Final = (
     Column("bound_output_tokens_per_s", _F, "tokens/s", 4, "optimistic capacity of all replicas"),
     Column("bound_ttft_s", _F, "s", 4, "optimistic TTFT"),
     Column("bound_tpot_s", _F, "s", 4, "optimistic TPOT"),
+    Column(
+        "replay_of", _S, "", 5, "candidate whose replay it is: equal where no limit apart binds"
+    ),
     Column("evidence", _S, "", 5, "weakest class with at least a tenth of the step time"),
 )
 """Columns that exist in every run; stage 5 adds the metrics with low and high beside them."""

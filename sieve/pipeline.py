@@ -11,7 +11,9 @@ import polars as pl
 import polars.selectors as cs
 
 from sieve.context import RunContext
-from sieve.frames import METRICS, RESAMPLES, bound_column, engine_option
+from sieve.frames import AXES, METRICS, RESAMPLES, bound_column, engine_option
+from sieve.perf.estimate import Ends, Estimates
+from sieve.perf.replay_cost import ReplayCost, replay_cost
 from sieve.ranking.answer import nearest_misses, settle, status_of, winners
 from sieve.ranking.objective import metrics_of
 from sieve.ranking.verdicts import Limit, limits_of
@@ -110,6 +112,31 @@ def candidates_table(candidates: pl.DataFrame, outcome: Outcome) -> pl.DataFrame
     return table.select(*order, *(c for c in table.columns if c not in order))
 
 
+def exhaustive_cost(outcome: Outcome, context: RunContext, *, chosen: bool = False) -> ReplayCost:
+    """Return the cost of replaying every candidate that may meet the objectives.
+
+    Args:
+        outcome: of a run through stage 4 or further.
+        context: of that run.
+        chosen: count only those that were taken for the replay.
+    """
+    taken = outcome.rejected.filter(pl.col("stage") > STAGES[3].STAGE.number)
+    frames = [outcome.ranked, taken]
+    if not chosen:
+        frames.append(outcome.rejected.filter(reason="not_selected"))
+    frame = pl.concat(frames, how="diagonal")
+    if frame.is_empty():
+        return ReplayCost(0, 0, 0.0, 0.0)
+    middle = Ends(step=1.0, prompt=1.0)
+    estimates = Estimates(frame, context.tables, context.requests, context.workload, middle)
+    return replay_cost(
+        estimates,
+        context.spec.run.traffic.levels,
+        in_sequence=context.engine.replay["batches_in_flight"] != "pp",
+        fixed=[name for name in (*AXES, *context.options) if name != "max_num_seqs"],
+    )
+
+
 def answer_of(outcome: Outcome, context: RunContext) -> dict[str, Any]:
     """Return `answer` of `result.json`; `status` is null when stages were left out."""
     if not outcome.is_complete:
@@ -135,6 +162,7 @@ def ranking_rows(outcome: Outcome, options: Sequence[str]) -> list[dict[str, Any
     rows = []
     for row in outcome.ranked.iter_rows(named=True):
         entry = {name: row[name] for name in _RANKING_FACTS}
+        entry["replay_of"] = row["replay_of"]
         if options:
             entry["options"] = {name: engine_option(row, name) for name in options}
         for metric in METRICS:

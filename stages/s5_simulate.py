@@ -2,7 +2,8 @@
 
 Requests go to replicas as `fleet.routing` says, every candidate sees the same traffic. Rejected is
 only what cannot be served, judged at level 1.0; its numbers are kept. Metrics get their interval
-here: the model's error and the noise of a finite trace, apart and together.
+here: the model's error and the noise of a finite trace, apart and together. Candidates that differ
+only in limits that never bind have one replay: `replay_of` names the candidate it was made for.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ from sieve.ranking.ends import WHOLE_RUN, Replayed, metric_ends, resampled
 from sieve.ranking.intervals import evidence_shares, weakest_class
 from sieve.ranking.noise import draw, log_ratio
 from sieve.ranking.objective import metrics_of, sampled_metrics, statistics_of
+from sieve.sim.alike import replay_alike
 from sieve.sim.fleet import Routing
 from sieve.sim.metrics import BASE_STATISTICS, meets, metrics, per_request, queue_growth
-from sieve.sim.replay import REQUEST_EXCEEDS_CACHE, ReplaySettings, simulate
+from sieve.sim.replay import REQUEST_EXCEEDS_CACHE, ReplaySettings
 from sieve.sim.traffic_input import CacheGroup
 from sieve.spec import LatencyLimits
 from sieve.spec.slo import latency_column
@@ -41,7 +43,12 @@ STAGE: Final = Stage(
     name="simulate",
     purpose="replay the scheduler iteration by iteration at every load level",
     reasons={"queue_grows_without_bound": "misses_slo", REQUEST_EXCEEDS_CACHE: "infeasible"},
-    adds=("evidence", *METRICS, *(bound_column(m, e) for m in METRICS for e in ("low", "high"))),
+    adds=(
+        "evidence",
+        "replay_of",
+        *METRICS,
+        *(bound_column(m, e) for m in METRICS for e in ("low", "high")),
+    ),
 )
 _OPPOSITE: Final = {
     end: end.replace("low", "high") if "low" in end else end.replace("high", "low")
@@ -52,14 +59,14 @@ MAX_GROWTH: Final = 0.02
 
 
 @dataclass(frozen=True)
-class _Job:
-    """One replay: which candidate (by row), which level, with what limits."""
+class Job:
+    """Candidates (by row) at one level that differ only in limits that may never bind."""
 
-    row: int
+    rows: tuple[int, ...]
     level: float
     family: tuple[Any, ...]
     replicas: int
-    settings: ReplaySettings
+    variants: tuple[ReplaySettings, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,18 +92,20 @@ def run(candidates: pl.DataFrame, context: RunContext) -> StageResult:
     levels = context.spec.run.traffic.levels
     shared = shared_of(candidates, context)
     jobs = _jobs(candidates, context)
-    labels = [f"{candidates['candidate_id'][job.row]} at level {job.level:g}" for job in jobs]
+    labels = [f"{candidates['candidate_id'][j.rows[0]]} at level {j.level:g}" for j in jobs]
+    sizes = [len(job.rows) for job in jobs]
     done = 0
 
-    def on_done() -> None:
+    def on_done(number: int, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         nonlocal done
-        done += 1
+        done += sizes[number]
         if context.progress is not None:
-            context.progress(done, len(jobs))
+            context.progress(done, sum(sizes))
+        return rows
 
-    rows = context.executor.map_ordered(simulate_job, shared, jobs, labels, on_done)
+    found = context.executor.map_ordered(simulate_job, shared, jobs, labels, on_done)
     simulations = _with_money(
-        _simulation_frame(candidates, jobs, rows, shared), candidates, context
+        _simulation_frame(candidates, jobs, found, shared), candidates, context
     )
     at_one = simulations.filter(pl.col("level") == 1.0).drop("level")
     frame = candidates.join(at_one, on="candidate_id", how="left", maintain_order="left")
@@ -185,27 +194,46 @@ def groups_of(row: Mapping[str, Any], context: RunContext) -> tuple[CacheGroup, 
     return cache_groups(max(layouts, key=lambda layout: layout.num_groups))
 
 
-def _jobs(candidates: pl.DataFrame, context: RunContext) -> list[_Job]:
-    jobs = []
+def _jobs(candidates: pl.DataFrame, context: RunContext) -> list[Job]:
+    groups: dict[Any, tuple[list[int], list[ReplaySettings]]] = {}
     for i, row in enumerate(candidates.iter_rows(named=True)):
         settings = settings_of(row, context)
         family = tuple(row[name] for name in FAMILY)
-        jobs += [
-            _Job(i, level, family, row["replicas"], settings)
-            for level in context.spec.run.traffic.levels
-        ]
-    return jobs
+        rest = replace(settings, max_num_seqs=1, max_num_batched_tokens=1, num_gpu_blocks=1)
+        rows, variants = groups.setdefault((family, row["replicas"], rest), ([], []))
+        rows.append(i)
+        variants.append(settings)
+    return [
+        Job(tuple(rows), level, family, replicas, tuple(variants))
+        for (family, replicas, _), (rows, variants) in groups.items()
+        for level in context.spec.run.traffic.levels
+    ]
 
 
-def simulate_job(shared: Shared, job: _Job) -> dict[str, Any]:
-    """Return the metrics of one job, each with low and high, as a flat row."""
+def simulate_job(shared: Shared, job: Job) -> list[dict[str, Any]]:
+    """Return the metrics of each candidate of a job, with low and high, as flat rows.
+
+    `replay_row` is the row of the candidate whose replay it is: limits that never bind change
+    nothing, so one replay may stand for several candidates.
+    """
     requests, table = shared.requests[job.level], shared.tables[job.family]
-    result = simulate(
-        requests, table, job.settings, job.replicas, routing=shared.routing, seed=shared.seed
-    )
     if job.level != 1.0:
         shared = replace(shared, compared=())
-    return row_of(requests, table, job.settings, result, shared)
+    replays = replay_alike(
+        requests, table, job.variants, job.replicas, routing=shared.routing, seed=shared.seed
+    )
+    rows = {
+        first: row_of(requests, table, job.variants[first], result, shared)
+        for first, result in dict(replays).items()
+    }
+    return [
+        rows[first]
+        | {
+            "replay_row": job.rows[first],
+            "peak_kv_usage": result.peak_blocks / settings.num_gpu_blocks,
+        }
+        for (first, result), settings in zip(replays, job.variants, strict=True)
+    ]
 
 
 def row_of(
@@ -260,18 +288,29 @@ def _trajectory(result: SimResult) -> str:
 
 
 def _simulation_frame(
-    candidates: pl.DataFrame, jobs: Sequence[_Job], rows: Sequence[dict[str, Any]], shared: Shared
+    candidates: pl.DataFrame,
+    jobs: Sequence[Job],
+    parts: Sequence[Sequence[dict[str, Any]]],
+    shared: Shared,
 ) -> pl.DataFrame:
-    schema = _row_schema(shared)
+    """Return one row a candidate and level, in the order of the candidates."""
+    place = {level: i for i, level in enumerate(shared.requests)}
+    found = [
+        (number, job.level, row)
+        for job, rows in zip(jobs, parts, strict=True)
+        for number, row in zip(job.rows, rows, strict=True)
+    ]
+    found.sort(key=lambda entry: (entry[0], place[entry[1]]))
     ids = candidates["candidate_id"].to_list()
     columns: dict[str, Any] = {
-        "candidate_id": pl.Series([ids[job.row] for job in jobs], dtype=pl.String),
-        "level": pl.Series([job.level for job in jobs], dtype=pl.Float64),
+        "candidate_id": pl.Series([ids[i] for i, _, _ in found], dtype=pl.String),
+        "level": pl.Series([level for _, level, _ in found], dtype=pl.Float64),
+        "replay_of": pl.Series([ids[row["replay_row"]] for _, _, row in found], dtype=pl.String),
     }
-    for name, dtype in schema.items():
-        columns[name] = pl.Series([row[name] for row in rows], dtype=dtype)
+    for name, dtype in _row_schema(shared).items():
+        columns[name] = pl.Series([row[name] for _, _, row in found], dtype=dtype)
     for name in map(resample_column, shared.compared):
-        drawn = [row[name].tolist() if name in row else None for row in rows]
+        drawn = [row[name].tolist() if name in row else None for _, _, row in found]
         columns[name] = pl.Series(drawn, dtype=pl.List(pl.Float64))
     return pl.DataFrame(columns)
 

@@ -35,7 +35,9 @@ def run(
     exhaustive: Annotated[
         bool, typer.Option("--exhaustive", help="Replay every survivor, not just the shortlist.")
     ] = False,
-    audit: Annotated[bool, typer.Option("--audit", help="Not yet in this version.")] = False,
+    audit: Annotated[
+        bool, typer.Option("--audit", help="Replay every survivor too: what did we miss?")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print counts and estimated time; write nothing.")
     ] = False,
@@ -51,7 +53,7 @@ def run(
 
     Examples: `sieve run examples/chat.yaml` | `sieve run spec.yaml --set fleet.max_gpus=4`
     """
-    for flag, given in (("--resume", resume), ("--audit", audit), ("--calibration", calibration)):
+    for flag, given in (("--resume", resume), ("--calibration", calibration)):
         if given:
             raise NotYetError(f"{flag} is not yet in this version; leave it out")
     from sieve import api
@@ -76,6 +78,7 @@ def run(
             executor=executor,
             ray_address=ray_address,
             exhaustive=exhaustive,
+            audit=audit,
             on_stage=on_stage,
             progress=progress,
         )
@@ -83,6 +86,7 @@ def run(
         print_json(result.data)
     else:
         terminal.print_result(result.data, result.folder)
+        terminal.print_exhaustive(result.exhaustive, len(result.simulations))
     raise typer.Exit(result.exit_code)
 
 

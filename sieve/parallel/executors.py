@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, Final
 
 from sieve.errors import SieveError
 
 Work = Callable[[Any, Any], Any]
+OnDone = Callable[[int, Any], Any]
+"""Called with (number of the item, its result) once an item; what it returns is kept."""
+
 IN_FLIGHT_PER_CORE: Final = 3
 CONNECT_TIMEOUT_S: Final = 5.0
+TASK_LIMIT_S: Final = 1800.0
+ATTEMPTS: Final = 3
+
+
+def keep(_number: int, result: Any) -> Any:
+    """Return the result: nothing is done when an item is ready."""
+    return result
 
 
 class LocalExecutor:
-    """Threads in this process."""
+    """Threads in this process; a bounded number of items is in flight."""
 
     def __init__(self, workers: int | None = None) -> None:
         self.workers: int = workers or os.cpu_count() or 1
@@ -27,23 +38,29 @@ class LocalExecutor:
         shared: Any,
         items: Sequence[Any],
         labels: Sequence[str],
-        on_done: Callable[[], None],
+        on_done: OnDone = keep,
     ) -> list[Any]:
-        """Return `[function(shared, item) for item in items]`; `on_done` is called for each."""
+        """Return `[function(shared, item) for item in items]`, each as `on_done` returns it."""
         results: list[Any] = [None] * len(items)
+        waiting = iter(range(len(items)))
+        pending: dict[Future[Any], int] = {}
         with ThreadPoolExecutor(self.workers) as pool:
-            futures = {
-                pool.submit(_labelled, function, shared, item, label): i
-                for i, (item, label) in enumerate(zip(items, labels, strict=True))
-            }
             try:
-                for future in as_completed(futures):
-                    results[futures[future]] = future.result()
-                    on_done()
+                while True:
+                    while len(pending) < IN_FLIGHT_PER_CORE * self.workers:
+                        i = next(waiting, None)
+                        if i is None:
+                            break
+                        work = pool.submit(_labelled, function, shared, items[i], labels[i])
+                        pending[work] = i
+                    if not pending:
+                        return results
+                    for future in wait(pending, return_when=FIRST_COMPLETED).done:
+                        i = pending.pop(future)
+                        results[i] = on_done(i, future.result())
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
-        return results
 
 
 def _labelled(function: Work, shared: Any, item: Any, label: str) -> Any:
@@ -54,12 +71,41 @@ def _labelled(function: Work, shared: Any, item: Any, label: str) -> Any:
         raise
 
 
-class RayExecutor:
-    """Tasks on a local Ray or on a cluster; a bounded number is in flight."""
+def _limited(function: Work, shared: Any, item: Any, label: str, limit_s: float) -> Any:
+    """Call the function in a worker process that ends itself when the call takes too long.
 
-    def __init__(self, address: str | None = None, workers: int | None = None) -> None:
+    Compiled code cannot be interrupted, so the process is what ends.
+    """
+    watch = threading.Timer(limit_s, os._exit, args=(1,))
+    watch.daemon = True
+    watch.start()
+    try:
+        return _labelled(function, shared, item, label)
+    finally:
+        watch.cancel()
+
+
+class RayExecutor:
+    """Tasks on a local Ray or on a cluster; a bounded number is in flight.
+
+    A task whose worker is lost (killed, out of memory, its node gone, or past the time limit) is
+    tried again, three times in all. Each result is taken over once.
+
+    Attributes:
+        address: of a cluster; None: a Ray of its own on this machine.
+        workers: cores of that Ray; None: all.
+        task_limit_s: longest time of one task in a worker.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        workers: int | None = None,
+        task_limit_s: float = TASK_LIMIT_S,
+    ) -> None:
         self.address = address
         self.workers = workers
+        self.task_limit_s = task_limit_s
 
     def map_ordered(
         self,
@@ -67,9 +113,13 @@ class RayExecutor:
         shared: Any,
         items: Sequence[Any],
         labels: Sequence[str],
-        on_done: Callable[[], None],
+        on_done: OnDone = keep,
     ) -> list[Any]:
-        """Return `[function(shared, item) for item in items]`; `shared` travels once."""
+        """Return `[function(shared, item) for item in items]`; `shared` travels once.
+
+        Raises:
+            SieveError: Ray is missing or does not answer; a task was lost three times.
+        """
         ray = _import_ray()
         started = not ray.is_initialized()
         if started:
@@ -90,7 +140,7 @@ class RayExecutor:
         try:
             ray.init(**options)
         except ConnectionError as error:
-            raise SieveError(f"no Ray cluster answers at {self.address!r}: {error}") from None
+            raise SieveError(_no_answer(self.address, error)) from None
 
     def _run(
         self,
@@ -99,17 +149,24 @@ class RayExecutor:
         shared: Any,
         items: Sequence[Any],
         labels: Sequence[str],
-        on_done: Callable[[], None],
+        on_done: OnDone,
     ) -> list[Any]:
-        task = ray.remote(num_cpus=1, max_retries=3)(_labelled)
+        # Retries are made here: Ray's own would not tell a lost worker from a slow task.
+        task = ray.remote(num_cpus=1, max_retries=0)(_limited)
         shared_ref = ray.put(shared)
         window = IN_FLIGHT_PER_CORE * max(1, int(ray.cluster_resources().get("CPU", 1)))
         results: list[Any] = [None] * len(items)
+        attempts = [0] * len(items)
         pending: dict[Any, int] = {}
+        again: list[int] = []
         waiting = iter(range(len(items)))
         while True:
-            while len(pending) < window and (i := next(waiting, None)) is not None:
-                ref = task.remote(function, shared_ref, items[i], labels[i])
+            while len(pending) < window:
+                i = again.pop() if again else next(waiting, None)
+                if i is None:
+                    break
+                attempts[i] += 1
+                ref = task.remote(function, shared_ref, items[i], labels[i], self.task_limit_s)
                 pending[ref] = i
             if not pending:
                 return results
@@ -117,12 +174,22 @@ class RayExecutor:
             for ref in ready:
                 i = pending.pop(ref)
                 try:
-                    results[i] = ray.get(ref)
+                    result = ray.get(ref)
                 except ray.exceptions.RayTaskError as error:
                     cause = error.as_instanceof_cause()
                     cause.add_note(f"while working on {labels[i]}")
                     raise cause from None
-                on_done()
+                except ray.exceptions.RayError as error:
+                    if attempts[i] == ATTEMPTS:
+                        raise SieveError(
+                            f"{labels[i]}: its worker was lost {ATTEMPTS} times "
+                            f"({type(error).__name__}); it ended, ran out of memory, or a task "
+                            f"took longer than {self.task_limit_s:g} s. Run again with --resume, "
+                            "or with --executor local"
+                        ) from None
+                    again.append(i)
+                    continue
+                results[i] = on_done(i, result)
 
 
 def _require_answer(address: str) -> None:
@@ -139,7 +206,14 @@ def _require_answer(address: str) -> None:
     try:
         socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
     except (OSError, OverflowError) as error:
-        raise SieveError(f"no Ray cluster answers at {address!r}: {error}") from None
+        raise SieveError(_no_answer(address, error)) from None
+
+
+def _no_answer(address: str | None, error: Exception) -> str:
+    return (
+        f"no Ray cluster answers at {address!r}: {error}; start one with `ray start --head` and "
+        "give its host:port, or leave --ray-address out to work on this machine"
+    )
 
 
 def _import_ray() -> Any:

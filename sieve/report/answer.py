@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from sieve.report.format import (
+    UNKNOWN,
     count,
     deployment,
     engine_limits,
@@ -202,3 +203,17 @@ def _unfinished(result: Mapping[str, Any]) -> str:
         f"{NUM_STAGES}, with {count(last.get('num_admitted'))} of "
         f"{count(stages[0].get('num_in'))} candidates still in."
     )
+
+
+def audit_rows(found: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Return the audit's table as texts, a row a size of shortlist."""
+    words = {None: UNKNOWN, 0.0: "no", 1.0: "yes"}
+    return [
+        {
+            "size": f"{row['size']}" + ("*" if row["size"] == found["size"] else ""),
+            "best found": words[row["recall_best"]],
+            "of the top 5": UNKNOWN if row["recall_top5"] is None else share(row["recall_top5"]),
+            "regret": "other verdict" if row["regret"] is None else f"{row['regret']:.2%}",
+        }
+        for row in found["by_size"]
+    ]

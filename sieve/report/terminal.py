@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from sieve.report.answer import answer_sentence, miss_words, settle_sentence
+from sieve.report.answer import answer_sentence, audit_rows, miss_words, settle_sentence
 from sieve.report.format import (
     count,
     deployment,
@@ -95,6 +95,8 @@ def print_result(result: Mapping[str, Any], folder: Path | None) -> None:
         out.print(_ranking(result["ranking"]))
     for line in answer_lines(result):
         out.print(escape(line))
+    if result.get("audit"):
+        out.print(_audit(result["audit"]))
     if result["nearest_misses"]:
         _print_misses(out, result["nearest_misses"])
     for line in level_lines(result.get("levels", [])):
@@ -142,6 +144,21 @@ def _ranking(rows: Sequence[Mapping[str, Any]]) -> Table:
     if len(rows) > MAX_ROWS:
         table.caption = f"{len(rows) - MAX_ROWS} more in result.json and report.html"
         table.caption_justify = "left"
+    return table
+
+
+def _audit(found: Mapping[str, Any]) -> Table:
+    table = Table(
+        title=f"Shortlist against all {count(found['num_exhaustive'])} survivors",
+        title_justify="left",
+        box=None,
+        pad_edge=False,
+    )
+    for row in audit_rows(found):
+        if not table.columns:
+            for name in row:
+                table.add_column(name, justify="right")
+        table.add_row(*row.values())
     return table
 
 
@@ -224,7 +241,30 @@ def print_dry_run(counts: Mapping[str, Any]) -> None:
     """Print what a run would do."""
     out = console()
     out.print(_funnel(counts["stages"]))
-    out.print(f"{count(counts['num_replays'])} replays, about {counts['estimated_s']:.1f} s here")
+    out.print(
+        f"{count(counts['num_replays'])} replays, about {duration(counts['estimated_s'])} here"
+    )
+    print_exhaustive(counts["exhaustive"], counts["num_replays"])
+
+
+def print_exhaustive(cost: Mapping[str, Any], num_replays: int) -> None:
+    """Print what a replay of every survivor would take, unless that is what was done."""
+    if cost and cost["num_replays"] > num_replays:
+        number = cost["num_candidates"]
+        console().print(
+            f"Exhaustive: {count(cost['num_replays'])} replays of all {count(number)} survivors "
+            f"take about {duration(cost['estimated_s'])} here; --exhaustive, or "
+            f"shortlist.exhaustive_below: {number}",
+            soft_wrap=True,
+            markup=False,
+        )
+
+
+def duration(value_s: float) -> str:
+    """Return a time in words that a person waits by."""
+    if value_s < 90:
+        return f"{value_s:.1f} s" if value_s < 10 else f"{value_s:.0f} s"
+    return f"{value_s / 60:.0f} min" if value_s < 5400 else f"{value_s / 3600:.1f} h"
 
 
 def print_life(life: Mapping[str, Any]) -> None:

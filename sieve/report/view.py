@@ -84,6 +84,7 @@ def build(
         "funnel": _funnel(result),
         "load": leader.load(result, simulations, levels, texts),
         "memory": leader.memory(leader.row_of(candidates, leader_id)),
+        "audit": _audit(result.get("audit")),
         "advice": [dict(item) for item in result.get("advice") or []],
         "misses": _misses(result, candidates),
         "assumed": _assumed(result, spec),
@@ -92,6 +93,12 @@ def build(
         "verdict_mark": charts.verdict_mark,
         "evidence_meanings": EVIDENCE_MEANINGS,
     }
+
+
+def _audit(found: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    if not found:
+        return None
+    return {"survivors": count(found["num_exhaustive"]), "rows": answer.audit_rows(found)}
 
 
 def _answer(result: Mapping[str, Any]) -> dict[str, Any]:

@@ -45,6 +45,7 @@ def simulate(
     routing: Routing = "round_robin",
     seed: int = 0,
     record_steps: bool = False,
+    clock: Clock | None = None,
 ) -> SimResult:
     """Return the replay of `requests` over `replicas` engines that share nothing but a router.
 
@@ -58,6 +59,7 @@ def simulate(
         routing: who gets a request; `sieve.sim.fleet` explains the policies.
         seed: of random routing.
         record_steps: whether every iteration is kept in the result; takes the slower kernel.
+        clock: `clock_of` the table for at least `max_num_seqs`, if it is there already.
 
     Raises:
         InvalidInput: the table is shorter than the limits, a limit is not positive, or a closed
@@ -70,11 +72,12 @@ def simulate(
         raise InvalidInput("a closed loop has no sessions: each user sends the next request")
     if users is not None:
         refuse_closed_loop(routing)
-    longest = int((requests.input_tokens + requests.output_tokens).max())
+    longest = longest_request(requests)
     if _blocks_of_one(settings, longest) > settings.num_gpu_blocks:
         return _refused(requests)
     lanes = replicas if users is None else min(replicas, users)
-    clock = clock_of(table, settings.max_num_seqs, longest)
+    if clock is None:
+        clock = clock_of(table, settings.max_num_seqs, longest)
     values = settings_array(settings, table, 0, longest)
     if routing not in STATIC and replicas > 1:
         everyone = np.arange(len(requests))
@@ -92,6 +95,11 @@ def simulate(
         values[layout.USERS] = _share(users, k, lanes)
         parts.append(run_engine(_input(requests, rows[k], values, clock, settings)))
     return _merge(requests, parts, rows)
+
+
+def longest_request(requests: Requests) -> int:
+    """Return the most tokens of prompt and answer together."""
+    return int((requests.input_tokens + requests.output_tokens).max())
 
 
 def _blocks_of_one(settings: ReplaySettings, tokens: int) -> int:
@@ -245,6 +253,8 @@ def _merge(requests: Requests, parts: list[EngineResult], rows: list[IntArray]) 
         peak_blocks=int(counters[:, layout.PEAK_BLOCKS].max()),
         peak_batch=int(counters[:, layout.PEAK_BATCH].max()),
         peak_tokens=int(counters[:, layout.PEAK_TOKENS].max()),
+        peak_running=int(counters[:, layout.PEAK_RUNNING].max()),
+        short_of_blocks=bool(counters[:, layout.SHORT_OF_BLOCKS].any()),
         makespan_s=makespan_ns / NS_PER_S,
         gaps=np.sum([part.gaps for part in parts], axis=0),
         samples=samples,
@@ -275,6 +285,6 @@ def _refused(requests: Requests) -> SimResult:
         first_token_s=never, finish_s=never, num_preemptions=np.zeros(len(requests), np.int64),
         cached_tokens=np.zeros(len(requests), np.int64),
         num_steps=0, num_request_steps=0, component_s=np.zeros(5), peak_blocks=0, peak_batch=0,
-        peak_tokens=0, makespan_s=0.0, gaps=np.zeros(GAP_BINS, np.int64),
-        samples=np.zeros((0, 4)),
+        peak_tokens=0, peak_running=0, short_of_blocks=True, makespan_s=0.0,
+        gaps=np.zeros(GAP_BINS, np.int64), samples=np.zeros((0, 4)),
     )  # fmt: skip

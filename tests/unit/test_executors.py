@@ -31,16 +31,19 @@ def add(shared: int, item: int) -> int:
 
 def test_threads_keep_the_order():
     done = []
-    got = LocalExecutor(4).map_ordered(
-        add, 100, range(12), [str(i) for i in range(12)], lambda: done.append(1)
-    )
-    assert got == [100 + i for i in range(12)]
-    assert len(done) == 12
+
+    def on_done(number, result):
+        done.append(number)
+        return 2 * result
+
+    got = LocalExecutor(4).map_ordered(add, 100, range(12), [str(i) for i in range(12)], on_done)
+    assert got == [2 * (100 + i) for i in range(12)]
+    assert sorted(done) == list(range(12))
 
 
 def test_an_error_names_the_candidate():
     with pytest.raises(InvalidInput, match="thirteen") as caught:
-        LocalExecutor(2).map_ordered(add, 0, [1, 13], ["first", "second"], lambda: None)
+        LocalExecutor(2).map_ordered(add, 0, [1, 13], ["first", "second"])
     assert caught.value.__notes__ == ["while working on second"]
 
 
@@ -112,5 +115,5 @@ def test_ray_gives_the_same_bytes_as_threads(tmp_path):
 def test_ray_passes_the_error_on(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(InvalidInput, match="thirteen") as caught:
-        RayExecutor(workers=1).map_ordered(add, 0, [1, 13], ["a", "b"], lambda: None)
+        RayExecutor(workers=1).map_ordered(add, 0, [1, 13], ["a", "b"])
     assert any("while working on b" in note for note in caught.value.__notes__)

@@ -89,6 +89,7 @@ from sieve.sim._kernels.layout import (
     PATIENCE,
     PEAK_BATCH,
     PEAK_BLOCKS,
+    PEAK_RUNNING,
     PEAK_TOKENS,
     PIPELINE,
     PREEMPTED,
@@ -130,6 +131,7 @@ from sieve.sim._kernels.layout import (
     S_WAITING,
     SAMPLES,
     SCHEDULED_NS,
+    SHORT_OF_BLOCKS,
     STATUS,
     STATUS_LIVE_LOCK,
     STATUS_OVERLOADED,
@@ -633,9 +635,11 @@ def replay(  # type: ignore[no-untyped-def]
                             1,
                         )
                         if need + reserve > state[S_FREE]:
+                            counters[SHORT_OF_BLOCKS] = 1
                             break
                     need = admission_need(settings, blk, window, span, fixed, hits, hit, tokens, 0)
                     if need + reserve > state[S_FREE]:
+                        counters[SHORT_OF_BLOCKS] = 1
                         break
                     dequeue(settings, state, req, links, heap, r)
                     state[S_NUM_DEFERRED] -= req[r, R_DEFERRED]
@@ -655,6 +659,7 @@ def replay(  # type: ignore[no-untyped-def]
                         used[bucket[r]] += prompt[r] + output[r]
                     running[state[S_RUNNING]] = r
                     state[S_RUNNING] += 1
+                    counters[PEAK_RUNNING] = max(counters[PEAK_RUNNING], state[S_RUNNING])
                     admitted[num_admitted, 0] = r
                     admitted[num_admitted, 1] = found
                     admitted[num_admitted, 2] = req[r, R_STATE] == IS_PREEMPTED

@@ -54,6 +54,7 @@ from sieve.sim._kernels.layout import (
     PATIENCE,
     PEAK_BATCH,
     PEAK_BLOCKS,
+    PEAK_RUNNING,
     PEAK_TOKENS,
     PREEMPTED,
     PREEMPTIONS,
@@ -63,6 +64,7 @@ from sieve.sim._kernels.layout import (
     ROOFLINE,
     SAMPLES,
     SCHEDULED_NS,
+    SHORT_OF_BLOCKS,
     STATUS,
     STATUS_CLASH,
     STATUS_LIVE_LOCK,
@@ -763,10 +765,12 @@ def advance(  # type: ignore[no-untyped-def]  # noqa: D417 - the rest: `sieve.si
                     if settings[RESERVE_FULL_ISL] != 0:
                         need = (min(known, max_model_len) + size - 1) // size - hit - own + taken
                         if need + reserve > cache[FREE]:
+                            counters[SHORT_OF_BLOCKS] = 1
                             blocked = True
                             break
                     need = (tokens + size - 1) // size - hit - own
                     if need + taken + reserve > cache[FREE]:
+                        counters[SHORT_OF_BLOCKS] = 1
                         blocked = True
                         break
                     first = (first + 1) & (queue_size - 1)
@@ -799,6 +803,7 @@ def advance(  # type: ignore[no-untyped-def]  # noqa: D417 - the rest: `sieve.si
                     req[r, POSITION] = run_end
                     run_end += 1
                     num_running += 1
+                    counters[PEAK_RUNNING] = max(counters[PEAK_RUNNING], num_running)
                     num_new += 1
                     req[r, COMPUTED] = found
                     if results[r, CACHED] < 0:

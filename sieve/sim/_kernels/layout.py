@@ -130,7 +130,9 @@ FILLED_STEPS: Final = 9  # calls that scheduled something
 TIGHT_STEPS: Final = 10  # calls advanced inside a macro-step
 NUM_SAMPLES: Final = 11
 LOG_LENGTH: Final = 12
-NUM_COUNTERS: Final = 13
+PEAK_RUNNING: Final = 13
+SHORT_OF_BLOCKS: Final = 14  # 1 if ever a waiting request was refused for blocks
+NUM_COUNTERS: Final = 15
 
 STATUS_DONE: Final = 0
 STATUS_STALLED: Final = 1

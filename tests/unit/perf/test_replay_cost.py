@@ -1,0 +1,53 @@
+"""The time that replays take, before they are made."""
+
+from __future__ import annotations
+
+import pytest
+
+import sieve
+from sieve.api import dry_run, prepare
+from sieve.parallel import LocalExecutor
+from sieve.perf.replay_cost import EVENTS, STEPS, ReplayCost
+from sieve.pipeline import exhaustive_cost, run_stages
+from sieve.spec import load_spec
+
+
+def cost_of(spec) -> ReplayCost:
+    context, grid = prepare(load_spec(spec), LocalExecutor(1))
+    return exhaustive_cost(run_stages(grid.candidates, context, stop_after=4), context)
+
+
+def test_every_survivor_and_level_counts(make_spec):
+    result = sieve.run(make_spec(), exhaustive=True, stop_after=5)
+    cost = cost_of(make_spec())
+    assert cost.num_replays == len(result.simulations) > 0
+    assert cost.num_candidates * 2 == cost.num_replays
+    counts = dry_run(make_spec(), exhaustive=True)
+    assert counts["num_replays"] == counts["exhaustive"]["num_replays"] == cost.num_replays
+
+
+def test_the_parts_add_up_for_a_burst_of_one_candidate(make_spec):
+    """100 requests at once: no span, so no iterations are expected before they all came."""
+    spec = make_spec(
+        {"traffic.synthetic.arrival": {"closed_loop": 1}, "traffic.levels": [1.0],
+         "traffic.synthetic.osl": 10, "grid.axes.tp": [1], "grid.axes.weight_dtype": ["bf16"]}
+    )  # fmt: skip
+    fixed, request, step, engine, _ = EVENTS
+    # One user, one engine, 100 answers of ten tokens: at most 1,000 iterations.
+    assert cost_of(spec).core_s == pytest.approx(fixed + 100 * request + 1000 * step + engine)
+    spec["grid"]["axes"] |= {"pp": [2], "tp": [1]}
+    fixed, request, step, engine, pair = STEPS
+    expected = fixed + 100 * request + 1000 * step + engine + 1100 * pair
+    assert cost_of(spec).core_s == pytest.approx(expected)
+
+
+def test_seats_that_never_bind_cost_nothing(make_spec):
+    few = cost_of(make_spec({"grid.axes.max_num_seqs": [512]}))
+    many = cost_of(make_spec({"grid.axes.max_num_seqs": [256, 512, 1024]}))
+    assert many.num_replays == 3 * few.num_replays
+    assert many.core_s == pytest.approx(few.core_s)
+
+
+def test_threads_share_all_but_the_interpreter():
+    cost = ReplayCost(1, 1, core_s=10.0, serial_s=4.0)
+    assert [cost.elapsed_s(n) for n in (1, 2, 8)] == [10.0, 5.0, 4.0]
