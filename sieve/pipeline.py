@@ -218,7 +218,7 @@ def levels_of(outcome: Outcome, context: RunContext) -> list[dict[str, Any]]:
         if frame.is_empty():
             rows.append({"level": level, **dict.fromkeys(_LEVEL_KEYS)})
             continue
-        best = s6_rank.run(frame, context).admitted.head(1)
+        best = s6_rank.in_order(frame, context).head(1)
         used = {limit.text: _used(best, limit) for limit in limits}
         nearest = max(used, key=lambda text: used[text], default=None)
         row = best.row(0, named=True)

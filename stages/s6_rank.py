@@ -42,11 +42,7 @@ SHARED_ERROR: Final = ("gpu", "tp", "pp", "ep", "weight_dtype", "kv_cache_dtype"
 
 def run(candidates: pl.DataFrame, context: RunContext) -> StageResult:
     """Return the candidates in ranking order with verdict, rank and tie group."""
-    limits = limits_of(context.slos)
-    verdict = verdicts(candidates, limits)
-    frame = candidates.with_columns(pl.Series("verdict", verdict, pl.String))
-    order = _order(frame, context)
-    ranked = frame[order]
+    ranked = in_order(candidates, context)
     ties = _ties(ranked, context)
     groups = [tie.group for tie in ties]
     ranked = ranked.drop(cs.starts_with(RESAMPLES)).with_columns(
@@ -59,6 +55,13 @@ def run(candidates: pl.DataFrame, context: RunContext) -> StageResult:
         pl.Series("pareto", _on_front(ranked), pl.Boolean),
     )
     return StageResult(ranked, no_rejections(ranked))
+
+
+def in_order(candidates: pl.DataFrame, context: RunContext) -> pl.DataFrame:
+    """Return the candidates with their verdict, best first."""
+    verdict = verdicts(candidates, limits_of(context.slos))
+    frame = candidates.with_columns(pl.Series("verdict", verdict, pl.String))
+    return frame[_order(frame, context)]
 
 
 def _value_of(frame: pl.DataFrame, name: str, end: str = "") -> FloatArray:
