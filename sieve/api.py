@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +16,20 @@ import polars as pl
 from sieve import __version__
 from sieve.advice import advise
 from sieve.audit import audit as audit_of
-from sieve.catalog.architecture import EngineProfile, Gpu, ModelArchitecture
+from sieve.catalog.architecture import ModelArchitecture
 from sieve.catalog.engines import load_engine
 from sieve.catalog.matrices import layer_plans
 from sieve.catalog.models import inline_model, load_model
+from sieve.checkpoint import Ledger
 from sieve.context import Assumption, RunContext
 from sieve.errors import CatalogError, InvalidInput, SpecError, TableError, TraceError
 from sieve.grid import PRECISIONS, Grid, expand, require_prices
+from sieve.inputs import inputs_of
 from sieve.parallel import LocalExecutor, make_executor
 from sieve.perf.cache import StepTables
 from sieve.perf.capacity import workload_of
 from sieve.perf.front_end import chat_latency_s, request_work_s
-from sieve.perf.kernel_table import system_folder
-from sieve.perf.table_folder import label, used_tables, with_tables
+from sieve.perf.table_folder import used_tables, with_tables
 from sieve.pipeline import (
     EXIT_CODES,
     Outcome,
@@ -45,13 +43,23 @@ from sieve.pipeline import (
 )
 from sieve.ranking.objective import metrics_of, needs_price
 from sieve.report.html import render_report
-from sieve.results import SCHEMA_VERSION, RunFolder, clean, to_json
+from sieve.results import (
+    CHECKPOINT,
+    REPLAYS,
+    SCHEMA_VERSION,
+    RunFolder,
+    clean,
+    default_folder,
+    to_json,
+)
 from sieve.sim.routing import check_routing
 from sieve.spec import ResolvedSpec, is_path, load_spec, path_label
 from sieve.spec.slo_traffic import traffic_faults
 from sieve.traces import load_traffic
 from sieve.units import GB
 from stages import STAGES
+
+__all__ = ["RunResult", "compiles_first", "default_folder", "dry_run", "prepare", "run"]
 
 SHORT_TRACE = 5
 """A trace shorter than this many slow answers says little about steady throughput."""
@@ -146,6 +154,7 @@ def run(
     ray_address: str | None = None,
     exhaustive: bool = False,
     audit: bool = False,
+    resume: bool = False,
     on_stage: Callable[[Mapping[str, Any]], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> RunResult:
@@ -161,6 +170,7 @@ def run(
         ray_address: address of a Ray cluster.
         exhaustive: replay every candidate that survives to stage 4.
         audit: also replay every survivor, and say what the shortlist missed.
+        resume: take finished replays from `out`, where an earlier run left them.
         on_stage: called with each stage's record.
         progress: called with (done, total) replays.
 
@@ -170,6 +180,8 @@ def run(
     started = time.perf_counter()
     if not 1 <= stop_after <= len(STAGES):
         raise InvalidInput(f"found --stop-after {stop_after}; stages are 1 to {len(STAGES)}")
+    if resume and (out is None or callable(out)):
+        raise InvalidInput("--resume needs --out with the folder of the run to go on with")
     if audit and stop_after < 6:
         raise InvalidInput("--audit compares rankings: leave out --stop-after, or give 6 or 7")
     fan_out = make_executor(executor, ray_address)
@@ -177,7 +189,9 @@ def run(
     context, grid = prepare(resolved, fan_out, exhaustive=exhaustive, progress=progress)
     if callable(out):
         out = out(resolved.run.name)
-    target = RunFolder(Path(out)) if out is not None else None
+    target = RunFolder(Path(out), resume=resume) if out is not None else None
+    if target is not None:
+        context = replace(context, ledger=Ledger(target.path / CHECKPOINT / REPLAYS))
 
     def note(record: Mapping[str, Any]) -> None:
         if target is not None:
@@ -198,9 +212,13 @@ def run(
         result.data["elapsed_s"] = time.perf_counter() - started
         if target is not None:
             result._write(target)
-            target.event("end", status=result.answer["status"])
+            reused = context.ledger.num_reused if context.ledger else 0
+            damaged = context.ledger.num_damaged if context.ledger else 0
+            counts = {"num_replays_reused": reused, "num_replays_damaged": damaged}
+            target.event("end", status=result.answer["status"], **counts)
     finally:
-        if target is not None:
+        if target is not None and context.ledger is not None:
+            context.ledger.close()
             target.close()
     return result
 
@@ -324,7 +342,7 @@ def _result(grid: Grid, context: RunContext, outcome: Outcome) -> RunResult:
         "schema_version": SCHEMA_VERSION,
         "sieve_version": __version__,
         "spec": context.spec.to_json(),
-        "inputs": _inputs(context),
+        "inputs": inputs_of(context),
         "assumptions": [asdict(a) for a in [*_assumptions(context), *_warnings(context, outcome)]],
         "stages": outcome.stages,
         "answer": answer_of(outcome, context),
@@ -379,43 +397,6 @@ def _advice(context: RunContext, outcome: Outcome) -> list[dict[str, str]]:
         **{f"{m}_s": slo.limit if slo else None for m, slo in tightest.items()},
     )
     return [{"topic": a.topic, "text": a.text, "kind": a.kind} for a in found]
-
-
-def _digest(facts: Any) -> str:
-    text = json.dumps(clean(asdict(facts)), sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _inputs(context: RunContext) -> list[dict[str, str]]:
-    facts: list[tuple[str, ModelArchitecture | EngineProfile | Gpu]] = [
-        (f"model:{context.model.name}", context.model),
-        (f"engine:{context.engine.name}", context.engine),
-        *(
-            (f"gpu:{name}", replace(gpu, kernel_system=label(gpu.kernel_system)))
-            for name, gpu in context.gpus.items()
-        ),
-    ]
-    rows = [{"name": name, "sha256": _digest(fact)} for name, fact in facts]
-    traffic = {"name": f"traffic:{context.requests.source}", "sha256": context.requests.sha256}
-    systems = sorted({gpu.kernel_system for gpu in context.gpus.values() if gpu.kernel_system})
-    if context.is_reference:
-        systems = []
-    # The provenance file lists the checksum of every table beside it.
-    tables = [
-        {
-            "name": f"kernel_tables:{label(name)}",
-            "sha256": hashlib.sha256(_provenance(name)).hexdigest(),
-        }
-        for name in systems
-    ]
-    return [traffic, *rows, *tables]
-
-
-def _provenance(system: str) -> bytes:
-    folder = system_folder(system)
-    if folder is None:
-        raise TableError(f"the kernel tables of {system} are missing from this installation")
-    return (folder / "provenance.yaml").read_bytes()
 
 
 def _assumptions(context: RunContext) -> list[Assumption]:
@@ -492,14 +473,3 @@ def _warnings(context: RunContext, outcome: Outcome) -> list[Assumption]:
         )
         return [Assumption("traffic", text)]
     return []
-
-
-def default_folder(name: str) -> Path:
-    """Return `reports/runs/<name>-<utc time>` below the current folder, one that does not exist."""
-    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    folder = Path("reports") / "runs" / f"{name}-{stamp}"
-    number = 1
-    while folder.exists():
-        number += 1
-        folder = folder.with_name(f"{name}-{stamp}-{number}")
-    return folder

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from sieve.arrays import Requests
 from sieve.catalog.architecture import EngineProfile, Gpu, ModelArchitecture
+from sieve.checkpoint import Ledger
 from sieve.perf.cache import StepTables
 from sieve.perf.capacity import Workload
 from sieve.spec import ResolvedSpec, SloSet
@@ -56,6 +57,7 @@ class RunContext:
         options: option axes that appear in the candidate id.
         exhaustive: replay every survivor.
         progress: called with (done, total) while stage 5 runs.
+        ledger: finished replays are taken from it and put into it; None: nothing is kept.
     """
 
     spec: ResolvedSpec
@@ -70,6 +72,7 @@ class RunContext:
     options: tuple[str, ...] = ()
     exhaustive: bool = False
     progress: Callable[[int, int], None] | None = None
+    ledger: Ledger | None = None
 
     @property
     def is_reference(self) -> bool:

@@ -7,6 +7,7 @@ folder without it is an unfinished run.
 from __future__ import annotations
 
 import difflib
+import fcntl
 import json
 import math
 import os
@@ -14,14 +15,18 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import polars as pl
 
 from sieve.errors import ResultError
 
 SCHEMA_VERSION: Final = "1.0"
+CHECKPOINT: Final = "checkpoint"
+REPLAYS: Final = "replays.ledger"
+LOCK: Final = "lock"
 MAX_RESULT_BYTES: Final = 200_000_000
 _CANDIDATE_COLUMNS: Final = (
     "candidate_id", "gpu", "tp", "pp", "ep", "replicas", "num_gpus", "weight_dtype",
@@ -54,11 +59,16 @@ def to_json(value: Any) -> str:
 class RunFolder:
     """A run folder that is being written."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, resume: bool = False) -> None:
         """Prepare the folder: created, or an earlier run's that will be overwritten.
 
+        Args:
+            path: the folder.
+            resume: keep the replays of the earlier run, `checkpoint/`, and its events.
+
         Raises:
-            ResultError: the path is a file, or a folder with other content, or not writable.
+            ResultError: the path is a file, or a folder with other content, or not writable, or
+                another run is writing to it.
         """
         self.path = path
         if path.exists() and not path.is_dir():
@@ -68,9 +78,11 @@ class RunFolder:
                 f"{path}: holds other files; choose an empty folder or one of an earlier run"
             )
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            _remove_earlier(path)
-            self._events = (path / "events.jsonl").open("w", encoding="utf-8")
+            (path / CHECKPOINT).mkdir(parents=True, exist_ok=True)
+            self._lock = _lock(path)
+            _remove_earlier(path, keep_replays=resume)
+            mode = "a" if resume else "w"
+            self._events = (path / "events.jsonl").open(mode, encoding="utf-8")
         except OSError as error:
             raise ResultError(f"{path}: cannot be written: {error.strerror}") from None
 
@@ -103,21 +115,53 @@ class RunFolder:
             Path(temporary).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Close the event log."""
+        """Close the event log and let other runs in."""
         self._events.close()
+        self._lock.close()
 
 
-def _remove_earlier(path: Path) -> None:
+def _lock(path: Path) -> IO[bytes]:
+    """Return the open lock file of a run folder; the system lets go of it when the process ends.
+
+    Raises:
+        ResultError: another run holds it.
+    """
+    lock = (path / CHECKPOINT / LOCK).open("ab")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise ResultError(
+            f"{path}: another run is writing to this folder; wait for it, or choose another --out"
+        ) from None
+    return lock
+
+
+def _remove_earlier(path: Path, *, keep_replays: bool) -> None:
     """Remove an earlier run's files, the result first, so that no two runs mix."""
     for name in ("result.json", "report.html", "candidates.parquet", "simulations.parquet"):
         (path / name).unlink(missing_ok=True)
+    if not keep_replays:
+        (path / CHECKPOINT / REPLAYS).unlink(missing_ok=True)
     plan = path / "plan"
     if plan.is_dir() and not plan.is_symlink():
         shutil.rmtree(plan)
 
 
 def _is_run_folder(path: Path) -> bool:
-    return (path / "result.json").is_file() or (path / "events.jsonl").is_file()
+    known = ("result.json", "events.jsonl", f"{CHECKPOINT}/{LOCK}")
+    return any((path / name).is_file() for name in known)
+
+
+def default_folder(name: str) -> Path:
+    """Return `reports/runs/<name>-<utc time>` below the current folder, one that does not exist."""
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    folder = Path("reports") / "runs" / f"{name}-{stamp}"
+    number = 1
+    while folder.exists():
+        number += 1
+        folder = folder.with_name(f"{name}-{stamp}-{number}")
+    return folder
 
 
 def read_result(run: Path) -> dict[str, Any]:

@@ -28,8 +28,8 @@ from sieve.ranking.ends import WHOLE_RUN, Replayed, metric_ends, resampled
 from sieve.ranking.intervals import evidence_shares, weakest_class
 from sieve.ranking.noise import draw, log_ratio
 from sieve.ranking.objective import metrics_of, sampled_metrics, statistics_of
-from sieve.sim.alike import replay_alike
 from sieve.sim.fleet import Routing
+from sieve.sim.jobs import Job, Jobs, Stored, replay_job
 from sieve.sim.metrics import BASE_STATISTICS, meets, metrics, per_request, queue_growth
 from sieve.sim.replay import REQUEST_EXCEEDS_CACHE, ReplaySettings
 from sieve.sim.traffic_input import CacheGroup
@@ -58,17 +58,6 @@ MAX_GROWTH: Final = 0.02
 """Seconds of wait gained per second of trace above which a queue counts as unbounded."""
 
 
-@dataclass(frozen=True)
-class Job:
-    """Candidates (by row) at one level that differ only in limits that may never bind."""
-
-    rows: tuple[int, ...]
-    level: float
-    family: tuple[Any, ...]
-    replicas: int
-    variants: tuple[ReplaySettings, ...]
-
-
 @dataclass(frozen=True, eq=False)
 class Shared:
     """What all jobs read: traffic by level, step tables by family, limits, what to report.
@@ -85,19 +74,23 @@ class Shared:
     seed: int
     compared: Sequence[str] = ()
     routing: Routing = "round_robin"
+    keeps: bool = False
+    """Whether fresh replays are returned for a checkpoint."""
 
 
 def run(candidates: pl.DataFrame, context: RunContext) -> StageResult:
     """Return candidates with their metrics at level 1.0; `simulations` holds every level."""
     levels = context.spec.run.traffic.levels
     shared = shared_of(candidates, context)
-    jobs = _jobs(candidates, context)
-    labels = [f"{candidates['candidate_id'][j.rows[0]]} at level {j.level:g}" for j in jobs]
-    sizes = [len(job.rows) for job in jobs]
+    jobs = Jobs(_jobs(candidates, context), shared.requests, shared.tables, context.ledger)
+    labels = [f"{candidates['candidate_id'][j.rows[0]]} at level {j.level:g}" for j in jobs.bare]
+    sizes = [len(job.rows) for job in jobs.bare]
     done = 0
 
-    def on_done(number: int, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def on_done(number: int, made: tuple[list[dict[str, Any]], Stored]) -> list[dict[str, Any]]:
         nonlocal done
+        rows, stored = made
+        jobs.put(number, stored)
         done += sizes[number]
         if context.progress is not None:
             context.progress(done, sum(sizes))
@@ -105,7 +98,7 @@ def run(candidates: pl.DataFrame, context: RunContext) -> StageResult:
 
     found = context.executor.map_ordered(simulate_job, shared, jobs, labels, on_done)
     simulations = _with_money(
-        _simulation_frame(candidates, jobs, found, shared), candidates, context
+        _simulation_frame(candidates, jobs.bare, found, shared), candidates, context
     )
     at_one = simulations.filter(pl.col("level") == 1.0).drop("level")
     frame = candidates.join(at_one, on="candidate_id", how="left", maintain_order="left")
@@ -152,6 +145,7 @@ def shared_of(candidates: pl.DataFrame, context: RunContext) -> Shared:
         seed=context.seed,
         compared=sampled_metrics(objective),
         routing=context.spec.fleet.routing or "round_robin",
+        keeps=context.ledger is not None,
     )
 
 
@@ -204,14 +198,22 @@ def _jobs(candidates: pl.DataFrame, context: RunContext) -> list[Job]:
         rows.append(i)
         variants.append(settings)
     return [
-        Job(tuple(rows), level, family, replicas, tuple(variants))
+        Job(
+            tuple(rows),
+            level,
+            family,
+            replicas,
+            tuple(variants),
+            routing=context.spec.fleet.routing or "round_robin",
+            seed=context.seed,
+        )  # fmt: skip
         for (family, replicas, _), (rows, variants) in groups.items()
         for level in context.spec.run.traffic.levels
     ]
 
 
-def simulate_job(shared: Shared, job: Job) -> list[dict[str, Any]]:
-    """Return the metrics of each candidate of a job, with low and high, as flat rows.
+def simulate_job(shared: Shared, job: Job) -> tuple[list[dict[str, Any]], Stored]:
+    """Return the metrics of each candidate of a job as flat rows, and what a checkpoint keeps.
 
     `replay_row` is the row of the candidate whose replay it is: limits that never bind change
     nothing, so one replay may stand for several candidates.
@@ -219,14 +221,12 @@ def simulate_job(shared: Shared, job: Job) -> list[dict[str, Any]]:
     requests, table = shared.requests[job.level], shared.tables[job.family]
     if job.level != 1.0:
         shared = replace(shared, compared=())
-    replays = replay_alike(
-        requests, table, job.variants, job.replicas, routing=shared.routing, seed=shared.seed
-    )
+    replays, fresh = replay_job(requests, table, job, keeps=shared.keeps)
     rows = {
         first: row_of(requests, table, job.variants[first], result, shared)
         for first, result in dict(replays).items()
     }
-    return [
+    full = [
         rows[first]
         | {
             "replay_row": job.rows[first],
@@ -234,6 +234,7 @@ def simulate_job(shared: Shared, job: Job) -> list[dict[str, Any]]:
         }
         for (first, result), settings in zip(replays, job.variants, strict=True)
     ]
+    return full, fresh
 
 
 def row_of(

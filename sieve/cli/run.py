@@ -31,7 +31,9 @@ def run(
     ray_address: Annotated[
         str | None, typer.Option(help="Address of a Ray cluster.", metavar="A")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Not yet in this version.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the replays that --out holds.")
+    ] = False,
     exhaustive: Annotated[
         bool, typer.Option("--exhaustive", help="Replay every survivor, not just the shortlist.")
     ] = False,
@@ -53,9 +55,8 @@ def run(
 
     Examples: `sieve run examples/chat.yaml` | `sieve run spec.yaml --set fleet.max_gpus=4`
     """
-    for flag, given in (("--resume", resume), ("--calibration", calibration)):
-        if given:
-            raise NotYetError(f"{flag} is not yet in this version; leave it out")
+    if calibration is not None:
+        raise NotYetError("--calibration is not yet in this version; leave it out")
     from sieve import api
     from sieve.parallel import make_executor
     from sieve.report import terminal
@@ -79,6 +80,7 @@ def run(
             ray_address=ray_address,
             exhaustive=exhaustive,
             audit=audit,
+            resume=resume,
             on_stage=on_stage,
             progress=progress,
         )

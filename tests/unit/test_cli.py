@@ -347,7 +347,7 @@ def test_every_command_of_the_contract_exists() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("flag", [["--resume"], ["--audit"], ["--calibration", "f.csv"]])
+@pytest.mark.parametrize("flag", [["--calibration", "f.csv"]])
 def test_flags_of_later_versions(
     cli: Cli, write: Callable[[Any], Path], small: dict[str, Any], flag: list[str]
 ) -> None:
