@@ -110,7 +110,7 @@ def _below(
 ) -> npt.NDArray[Any]:
     """Return the weight of each piece among the j + 1 smallest values, (values, pieces)."""
     order = np.flatnonzero(present)[np.argsort(values[present], kind="stable")]
-    table = np.zeros((len(order), draws.count.shape[1]), dtype)
+    table: npt.NDArray[Any] = np.zeros((len(order), draws.count.shape[1]), dtype)
     table[np.arange(len(order)), draws.piece[order]] = weight[order]
     return np.cumsum(table, axis=0, out=table)
 
