@@ -17,6 +17,7 @@ from sieve.perf.replay_cost import ReplayCost, replay_cost
 from sieve.ranking.answer import nearest_misses, settle, status_of, winners
 from sieve.ranking.objective import metrics_of
 from sieve.ranking.verdicts import Limit, limits_of
+from sieve.remedies import with_remedies
 from sieve.stage import Stage, StageResult, verify
 from stages import STAGES, s5_simulate, s6_rank
 
@@ -194,9 +195,11 @@ def misses_of(outcome: Outcome, context: RunContext) -> list[dict[str, Any]]:
     """Return `nearest_misses` of `result.json`; empty when something clears."""
     if not outcome.is_complete or status_of(outcome.ranked, outcome.rejected) == "answer":
         return []
-    missing = outcome.ranked.filter(pl.col("verdict") == "misses")
+    missing = outcome.ranked.filter(pl.col("verdict") != "clears")
     thrown_out = outcome.rejected.filter(pl.col("kind") == "misses_slo")
-    return nearest_misses(missing, thrown_out, limits_of(context.slos))
+    misses = nearest_misses(missing, thrown_out, limits_of(context.slos))
+    known = pl.concat([outcome.ranked, outcome.rejected], how="diagonal")
+    return with_remedies(misses, known, context)
 
 
 def levels_of(outcome: Outcome, context: RunContext) -> list[dict[str, Any]]:

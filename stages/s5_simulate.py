@@ -206,7 +206,7 @@ def _jobs(candidates: pl.DataFrame, context: RunContext) -> list[Job]:
             tuple(variants),
             routing=context.spec.fleet.routing or "round_robin",
             seed=context.seed,
-        )  # fmt: skip
+        )
         for (family, replicas, _), (rows, variants) in groups.items()
         for level in context.spec.run.traffic.levels
     ]

@@ -64,7 +64,7 @@ def expand(spec: ResolvedSpec, model: ModelArchitecture, engine: EngineProfile) 
     options = tuple(k for k in columns if k in OPTIONS)
     if engine.name != "reference":
         frame = _as_stored(frame)
-    frame = frame.with_columns(_candidate_id(frame, options))
+    frame = frame.with_columns(candidate_id(frame, options))
     # From here on a block is what requests draw: its tokens on all ranks that share it out.
     shared = pl.col("block_size") * pl.col("decode_context_parallel_size")
     return Grid(frame.with_columns(shared.alias("block_size")), gpus, options)
@@ -202,7 +202,8 @@ def _frame_of(
     )
 
 
-def _candidate_id(frame: pl.DataFrame, options: Sequence[str]) -> pl.Expr:
+def candidate_id(frame: pl.DataFrame, options: Sequence[str]) -> pl.Expr:
+    """Return the key of each candidate: its axis values in fixed order, the options last."""
     slugs = {name: gpu_slug(name) for name in frame["gpu"].unique().to_list()}
     parts: list[pl.Expr] = [pl.col("gpu").replace_strict(slugs, return_dtype=pl.String)]
     prefixes = {

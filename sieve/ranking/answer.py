@@ -12,6 +12,9 @@ import polars as pl
 from sieve.ranking.verdicts import Limit
 from sieve.units import SECONDS_PER_HOUR
 
+SIMULATED: Final = 5
+"""Number of the stage that replays."""
+
 COINCIDE: Final = 0.01
 """Relative difference below which no benchmark can tell two predictions apart."""
 
@@ -133,23 +136,21 @@ def nearest_misses(
 ) -> list[dict[str, Any]]:
     """Return the candidates that came nearest, each with the limit it misses by most.
 
-    The nearest of each (GPU, TP, PP, replicas) family. Simulated candidates come first, by the
+    The nearest of each (GPU, TP, PP, replicas) family. Candidates that meet every limit in the
+    middle come first and are held to the limits at the pessimistic end; then simulated ones, by the
     worst ratio over all limits; then those that a stage threw out, by the ratio of the two numbers
-    it compared.
+    it compared. `at` says what was observed: `pessimistic_end`, `middle` or `bound`.
 
     Args:
-        simulated: candidates that miss an objective at level 1.0, with their metrics.
+        simulated: candidates that do not clear at level 1.0, with their metrics and verdicts.
         rejected: candidates rejected as `misses_slo`.
         limits: the objectives.
         count: how many at most.
     """
     found: list[dict[str, Any]] = []
-    if not simulated.is_empty():
-        ratios = np.stack([lim.shortfall(simulated[lim.column].to_numpy()) for lim in limits])
-        order = np.lexsort((simulated["candidate_id"].to_numpy().astype(str), ratios.max(axis=0)))
-        for i in order:
-            lim, row = limits[int(ratios[:, i].argmax())], simulated.row(int(i), named=True)
-            found.append(_miss(row, 5, lim.text, row[lim.column], lim.limit, lim.unit))
+    stretch = pl.col("verdict") == "point_only"
+    for frame, end in ((simulated.filter(stretch), True), (simulated.filter(~stretch), False)):
+        found += _by_limits(frame, limits, pessimistic=end)
     found += [_thrown_out(row) for row in _by_ratio(rejected)]
     nearest: dict[tuple[Any, ...], dict[str, Any]] = {}
     for miss in found:
@@ -157,12 +158,31 @@ def nearest_misses(
     return list(nearest.values())[:count]
 
 
+def _by_limits(
+    frame: pl.DataFrame, limits: list[Limit], *, pessimistic: bool
+) -> list[dict[str, Any]]:
+    """Return the entries of simulated candidates, the nearest first."""
+    if frame.is_empty():
+        return []
+    columns = [lim.worst_column if pessimistic else lim.column for lim in limits]
+    pairs = list(zip(limits, columns, strict=True))
+    ratios = np.stack([lim.shortfall(frame[column].to_numpy()) for lim, column in pairs])
+    order = np.lexsort((frame["candidate_id"].to_numpy().astype(str), ratios.max(axis=0)))
+    found = []
+    for i in order:
+        (lim, column), row = pairs[int(ratios[:, i].argmax())], frame.row(int(i), named=True)
+        at = "pessimistic_end" if pessimistic else "middle"
+        found.append(_miss(row, 5, lim.text, row[column], lim.limit, lim.unit, at))
+    return found
+
+
 def _thrown_out(row: dict[str, Any]) -> dict[str, Any]:
     """Return the entry of a rejected candidate; a bound names the objective it misses."""
     numbers = row["observed"], row["limit"]
     if row["reason"] == "bound_misses_slo":
         return _miss(row, row["stage"], row["unit"], *numbers, row["unit"])
-    return _miss(row, row["stage"], row["reason"], *numbers, row["unit"])
+    at = "middle" if row["stage"] == SIMULATED else "bound"
+    return _miss(row, row["stage"], row["reason"], *numbers, row["unit"], at)
 
 
 def _by_ratio(rejected: pl.DataFrame) -> list[dict[str, Any]]:
@@ -172,7 +192,13 @@ def _by_ratio(rejected: pl.DataFrame) -> list[dict[str, Any]]:
 
 
 def _miss(
-    row: dict[str, Any], stage: int, text: str, observed: float | None, limit: float, unit: str
+    row: dict[str, Any],
+    stage: int,
+    text: str,
+    observed: float | None,
+    limit: float,
+    unit: str,
+    at: str = "bound",
 ) -> dict[str, Any]:
     """Return one entry; `off_by_frac` is the larger of the two numbers over the other, less 1."""
     off = None
@@ -184,6 +210,7 @@ def _miss(
         "num_gpus": row["num_gpus"],
         "stage": stage,
         "misses": text,
+        "at": at,
         "observed": observed,
         "limit": limit,
         "unit": unit,

@@ -22,6 +22,11 @@ class Limit:
     text: str
     unit: str
 
+    @property
+    def worst_column(self) -> str:
+        """Column of the metric's pessimistic end."""
+        return bound_column(self.column, "high" if self.at_most else "low")
+
     def holds(self, values: npt.ArrayLike) -> npt.NDArray[np.bool_]:
         """Return where the limit holds; an unknown value never does."""
         x = np.asarray(values, np.float64)
@@ -58,8 +63,7 @@ def verdicts(frame: pl.DataFrame, limits: list[Limit]) -> list[str]:
     safe = np.ones(len(frame), np.bool_)
     point = np.ones(len(frame), np.bool_)
     for limit in limits:
-        end = bound_column(limit.column, "high" if limit.at_most else "low")
-        safe &= limit.holds(frame[end].to_numpy())
+        safe &= limit.holds(frame[limit.worst_column].to_numpy())
         point &= limit.holds(frame[limit.column].to_numpy())
     return [
         "clears" if s else "point_only" if p else "misses" for s, p in zip(safe, point, strict=True)

@@ -18,6 +18,7 @@ from sieve.report.format import (
     number,
     quantity,
     reason_sentence,
+    seconds,
     share,
 )
 
@@ -91,6 +92,10 @@ def settle_sentence(result: Mapping[str, Any]) -> str | None:
         f"{count(settle.get('num_requests'))} requests at load {load} "
         f"and compare {metric_name(metric)}"
     )
+    chance, hours = number(settle.get("chance")), number(settle.get("gpu_hours"))
+    if chance is not None and hours is not None:
+        text += f" ({seconds(settle.get('duration_s'))} each, {hours:.2g} GPU-hours, tells them "
+        text += f"apart with a chance of {share(chance)})"
     if number(settle.get("decides_at")) is None:
         return f"{text}."
     return f"{text}; the two predictions part at {metric_value(metric, settle['decides_at'])}."
@@ -129,12 +134,42 @@ def miss_words(miss: Mapping[str, Any]) -> dict[str, str]:
     """Return what a near miss misses, its two numbers and by how much, as texts."""
     what, unit = str(miss.get("misses")), str(miss.get("unit") or "")
     observed, limit = number(miss.get("observed")), number(miss.get("limit"))
+    what = reason_sentence(what) if is_reason(what) else what
+    if miss.get("at") == "pessimistic_end":
+        what = f"{what} at the pessimistic end"
     return {
-        "what": reason_sentence(what) if is_reason(what) else what,
+        "what": what,
         "observed": quantity(observed, unit),
         "limit": limit_text(limit, unit),
         "by": _gap(observed, limit),
     }
+
+
+def fix_words(miss: Mapping[str, Any]) -> list[str]:
+    """Return what would fix a near miss, one sentence a change; each was simulated."""
+    out = []
+    for fix in miss.get("fixes") or []:
+        name = str(fix.get("change"))
+        if fix.get("num_gpus") is None:
+            out.append(f"none of {count(miss.get('num_tried'))} small changes can serve this load")
+            continue
+        noun = "GPU" if fix["num_gpus"] == 1 else "GPUs"
+        size = f"{count(fix['num_gpus'])} {noun}"
+        if fix.get("exceeds_fleet"):
+            size += ", more than the fleet has"
+        unit = str(fix.get("unit") or "")
+        observed, limit = number(fix.get("observed")), number(fix.get("limit"))
+        tight = f"{fix.get('limit_text')}: {quantity(observed, unit)}"
+        text = f"{name} ({size})"
+        if fix.get("verdict") == "clears":
+            out.append(f"{text} clears every objective; tightest {tight}")
+        elif fix.get("verdict") == "point_only" and miss.get("at") != "pessimistic_end":
+            out.append(f"{text} meets every objective in the middle; tightest {tight}")
+        else:
+            tried = f"none of {count(miss.get('num_tried'))} small changes is enough; {text}"
+            by = "" if fix.get("verdict") == "point_only" else f", {_gap(observed, limit)}"
+            out.append(f"{tried} comes nearest with {tight}{by}")
+    return out
 
 
 def _gap(observed: float | None, limit: float | None) -> str:

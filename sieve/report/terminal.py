@@ -16,7 +16,13 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from sieve.report.answer import answer_sentence, audit_rows, miss_words, settle_sentence
+from sieve.report.answer import (
+    answer_sentence,
+    audit_rows,
+    fix_words,
+    miss_words,
+    settle_sentence,
+)
 from sieve.report.format import (
     count,
     deployment,
@@ -191,6 +197,8 @@ def _print_misses(out: Console, misses: Sequence[Mapping[str, Any]]) -> None:
         out.print(f"  {miss['candidate_id']}", soft_wrap=True, markup=False)
         found = f"{words['observed']} against {words['limit']}"
         out.print(f"    {words['what']}: {found} ({words['by']})", markup=False)
+        for text in fix_words(miss):
+            out.print(f"    fix: {text}", markup=False)
 
 
 _BINDS: Final = {

@@ -123,7 +123,20 @@ def _leader(row: Row) -> dict[str, Any]:
         "words": deployment(row),
         "limits": engine_limits(row),
         "verdict": _verdict(row),
+        "sources": [_sources(row, m) for m in SHOWN_METRICS if m in (row.get("intervals") or {})],
     }
+
+
+def _sources(row: Row, metric: str) -> dict[str, str]:
+    """Return a metric's middle and its range from each source of error, as texts."""
+    mid = _end(row, metric, "mid")
+    found = {"name": metric_name(metric), "mid": interval(metric, mid, mid, mid)[0]}
+    for source in ("model", "noise"):
+        ends = row["intervals"][metric][source]
+        low, high = number(ends.get("low")), number(ends.get("high"))
+        found[source] = interval(metric, low, mid, high)[1] or UNKNOWN
+    both = interval(metric, _end(row, metric, "low"), mid, _end(row, metric, "high"))[1]
+    return found | {"both": both or UNKNOWN}
 
 
 def _model_name(spec: Mapping[str, Any]) -> str:
@@ -174,11 +187,20 @@ def _ranked(row: Row) -> dict[str, Any]:
         "words": deployment(row),
         "limits": engine_limits(row),
         "verdict": _verdict(row),
+        "notes": _notes(row),
         "cells": [_cell(row, m) for m in SHOWN_METRICS],
         "evidence": str(row.get("evidence") or UNKNOWN),
         "evidence_text": ", ".join(f"{round(100 * x)}\u00a0% {c}" for c, x in known if x >= 0.005),
         "evidence_bar": charts.stacked_bar("evidence: " + ", ".join(texts), parts),
     }
+
+
+def _notes(row: Row) -> str:
+    """Return how a candidate ties with its leader, and whether it is on the Pareto front."""
+    notes = [f"{row['tie']} tie"] if row.get("tie") else []
+    if row.get("pareto"):
+        notes.append("on the Pareto front of cost, TTFT and TPOT")
+    return "; ".join(notes)
 
 
 def _charts(result: Mapping[str, Any], spec: Mapping[str, Any], texts: Sequence[str]) -> list[Any]:
@@ -279,6 +301,7 @@ def _misses(result: Mapping[str, Any], candidates: pl.DataFrame) -> list[dict[st
                 "limits": engine_limits(row) if row else "",
                 "stage": str(miss.get("stage")),
                 **answer.miss_words(miss),
+                "fixes": answer.fix_words(miss),
             }
         )
     return out

@@ -263,6 +263,37 @@ def test_settle_names_the_benchmark_that_separates_the_leaders() -> None:
     assert settle(table.clear(), "usd_per_mtok", 500) is None
 
 
+def test_settle_weighs_the_chance_to_tell_apart_against_gpu_hours() -> None:
+    near = {"tie_difference": 0.1, "tie_noise": 0.2, "tie_model": 0.0, "requests_per_s": 2.0}
+    table = frame(
+        {"usd_per_mtok": 2.0, "requests_per_s": 2.0, "num_gpus": 4},
+        {"usd_per_mtok": 2.2, **near, "num_gpus": 12},
+        {"usd_per_mtok": 2.3, **near, "num_gpus": 4},
+    )
+    found = settle(table, "usd_per_mtok", 1000)
+    assert found is not None
+    assert found["candidate_ids"] == ["c0", "c2"]  # 8 GPUs instead of 16, the same chance
+    # noise 0.2 is to be half of the difference 0.1: (2 x 0.2/0.1)^2 = 16 times the requests
+    assert found["num_requests"] == 16_000
+    assert found["duration_s"] == pytest.approx(8000)  # at 2 a second
+    assert found["gpu_hours"] == pytest.approx(8000 * 8 / 3600)
+    assert found["chance"] == 1.0  # without model error; noise/4 = 0.05 lies below 0.1
+
+
+def test_settle_counts_the_spread_of_the_models_error() -> None:
+    table = frame(
+        {"usd_per_mtok": 2.0},
+        {"usd_per_mtok": 2.2, "tie_difference": 0.0, "tie_noise": 0.1, "tie_model": 0.128155},
+    )
+    found = settle(table, "usd_per_mtok", 1000, 0.9)
+    assert found is not None
+    # expected difference 0.128, noise to be half of it: (0.2/0.128155)^2 = 2.4355 times as long;
+    # it then resolves 0.1/1.5606 = 0.06408; the model's deviation is 0.1 (0.128155/1.28155), so
+    # the chance is 2 (1 - Phi(0.6408)) = 0.5217.
+    assert found["num_requests"] == 2436
+    assert found["chance"] == pytest.approx(0.5217, abs=2e-3)
+
+
 REJECTED_SCHEMA: dict[str, Any] = {
     "candidate_id": pl.String, "gpu": pl.String, "tp": pl.Int64, "pp": pl.Int64,
     "replicas": pl.Int64, "num_gpus": pl.Int64, "stage": pl.Int64, "reason": pl.String,
@@ -270,9 +301,32 @@ REJECTED_SCHEMA: dict[str, Any] = {
 }  # fmt: skip
 
 
+def frame_of_misses(*rows: dict[str, Any]) -> pl.DataFrame:
+    return frame(*({"verdict": "misses", **row} for row in rows))
+
+
+def test_the_nearest_of_all_hold_in_the_middle() -> None:
+    rules = limits({"ttft_p99": 2, "output_tokens_per_s": 100})
+    table = frame(
+        {"verdict": "misses", "ttft_p99_s": 2.1, "output_tokens_per_s": 100.0},
+        {"verdict": "point_only", "ttft_p99_s": (1.0, 1.9, 5.0), "output_tokens_per_s": 100.0},
+        {
+            "verdict": "point_only", "ttft_p99_s": (1.0, 1.9, 2.2),
+            "output_tokens_per_s": (80.0, 100.0, 120.0),
+        },
+    )  # fmt: skip
+    found = nearest_misses(table, pl.DataFrame(schema=REJECTED_SCHEMA), rules)
+    assert [(row["candidate_id"], row["at"]) for row in found] == [
+        ("c2", "pessimistic_end"), ("c1", "pessimistic_end"), ("c0", "middle"),
+    ]  # fmt: skip
+    assert (found[0]["misses"], found[0]["observed"]) == ("output_tokens_per_s>=100", 80.0)
+    assert (found[1]["misses"], found[1]["observed"]) == ("ttft:p99<=2s", 5.0)
+    assert found[0]["off_by_frac"] == pytest.approx(0.25)
+
+
 def test_nearest_misses_by_the_worst_ratio() -> None:
     rules = limits({"ttft_p99": 2, "output_tokens_per_s": 100})
-    simulated = frame(
+    simulated = frame_of_misses(
         {"ttft_p99_s": 6.0, "output_tokens_per_s": 90.0},  # off by 3
         {"ttft_p99_s": 1.0, "output_tokens_per_s": 80.0},  # off by 1.25
         {"ttft_p99_s": 3.0, "output_tokens_per_s": 100.0},  # off by 1.5
@@ -297,14 +351,14 @@ def test_nearest_misses_by_the_worst_ratio() -> None:
 def test_nearest_misses_show_each_family_once_and_at_most_five() -> None:
     rules = limits({"ttft_p99": 2})
     rows = [{"tp": 1 + i // 2, "ttft_p99_s": 3.0 + i} for i in range(14)]
-    found = nearest_misses(frame(*rows), pl.DataFrame(schema=REJECTED_SCHEMA), rules)
+    found = nearest_misses(frame_of_misses(*rows), pl.DataFrame(schema=REJECTED_SCHEMA), rules)
     assert [row["candidate_id"] for row in found] == ["c0", "c2", "c4", "c6", "c8"]
     early = pl.DataFrame(
         [[f"e{i}", "G", 1, 1, 1, 1, 4, "bound_misses_slo", 3.0 + i, 2.0, "x"] for i in range(4)],
         schema=REJECTED_SCHEMA,
         orient="row",
     )
-    found = nearest_misses(frame(*rows).clear(), early, rules)
+    found = nearest_misses(frame_of_misses(*rows).clear(), early, rules)
     assert [row["candidate_id"] for row in found] == ["e0"]
 
 
