@@ -47,7 +47,6 @@ _HYBRID_FIELDS: Final = (
 )
 
 
-_NO_STEP_TIME: Final = frozenset({"experts in a latent width"})
 _ROOFLINE_ONLY: Final = (
     "multi-head latent attention", "sparse attention", "compressed", "linear attention",
     "state-space",
@@ -71,8 +70,7 @@ def undescribed_features(config: Mapping[str, Any]) -> list[str]:
 
 def unmodelled_features(config: Mapping[str, Any]) -> list[str]:
     """Return the features whose step time is not modelled, in words; empty when there are none."""
-    found = undescribed_features(config)
-    return found + [f for f in special_features(config) if f in _NO_STEP_TIME and f not in found]
+    return undescribed_features(config)
 
 
 def roofline_features(config: Mapping[str, Any]) -> list[str]:

@@ -26,6 +26,7 @@ from sieve.perf.layers import (
     moved_elements,
     norms_over_all_heads,
     num_block_products,
+    num_blocks,
     num_expert_layers,
     num_fp32_routers,
     num_routed_layers,
@@ -177,7 +178,7 @@ def assemble(
         old = constants.old_host_factor if before_v1 else 1.0
         decode, mixed = decode + old * constants.sync_step_s, mixed + old * constants.sync_step_s
         head = head + old * constants.sync_sequence_s * np.arange(len(head))
-    launched = constants.layer_launch_s * shape.model.num_hidden_layers
+    launched = constants.layer_launch_s * num_blocks(shape) / 2
     with_prompts = np.maximum(dense[parts.mixed], launched)
     with_prompts[0] = 0.0
     points = len(parts.batch) * len(parts.context)
@@ -260,15 +261,15 @@ def _sum(parts: Sequence[Part], constants: StepConstants, n: int) -> Timing:
 
 def _token_parts(shape: ServingShape, kernels: _Kernels, m: FloatArray) -> list[Part]:
     """Return the work of all layers for (n,) numbers of tokens."""
-    layers = shape.model.num_hidden_layers
-    parts = [Part(Timing.of(np.ones(len(m)), EXTRAPOLATED), 0.0, "layer_fixed_s", layers)]
+    layers, blocks = shape.model.num_hidden_layers, num_blocks(shape)
+    parts = [Part(Timing.of(np.ones(len(m)), EXTRAPOLATED), 0.0, "layer_fixed_s", blocks / 2)]
     for name, elements in zip(
         ("elementwise_dense", "elementwise_moe"), moved_elements(shape), strict=True
     ):
         moved = elementwise_s(shape.gpu, ACTIVATION_BYTES * elements * m)
         parts.append(Part(Timing.of(moved, ROOFLINE), 0.0, name))
     if shape.tp > 1:
-        parts.append(allreduce_part(shape, m, 2 * layers))
+        parts.append(allreduce_part(shape, m, blocks))
         if norms_over_all_heads(shape):
             parts.append(allreduce_part(shape, m, layers, _NORM_SUMS))
     if shape.dcp > 1:

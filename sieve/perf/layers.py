@@ -92,6 +92,19 @@ def norms_over_all_heads(shape: ServingShape) -> bool:
     return shape.model.qk_norm_params > 2 * shape.model.head_dim
 
 
+def num_blocks(shape: ServingShape) -> int:
+    """Return the blocks of all layers: token mixing and feed-forward, each with one all-reduce.
+
+    Two a layer, but for hybrids whose layers are either (Nemotron-H).
+    """
+    return sum(count * _blocks(shape.model, plan) for (plan, _), count in _plans(shape).items())
+
+
+def _blocks(model: ModelArchitecture, plan: LayerPlan) -> int:
+    mixes = plan.kind is not None or not model.kinds
+    return int(mixes) + int(bool(plan.ffn))
+
+
 def num_expert_layers(shape: ServingShape) -> int:
     """Return the layers with routed experts."""
     if shape.model.moe is None:
@@ -102,19 +115,21 @@ def num_expert_layers(shape: ServingShape) -> int:
 def moved_elements(shape: ServingShape) -> tuple[float, float]:
     """Return numbers of one token that all layers read and write between kernels.
 
-    First those of layers without routed experts, then of layers with them: eight times the width,
-    twice queries, keys and values, three times the inner width of the feed-forward part; with
-    experts each token's results of those it visits here are written and read again to be summed.
+    First those of layers without routed experts, then of layers with them: four times the width a
+    block, twice queries, keys and values, three times the inner width of the feed-forward part;
+    with experts each token's results of those it visits here are written and read to be summed.
     """
     dense = experts = 0.0
     for (plan, _), count in _plans(shape).items():
-        elements = 8.0 * shape.model.hidden_size + 2.0 * _mixed_width(shape, plan)
+        width = 4.0 * _blocks(shape.model, plan) * shape.model.hidden_size
+        elements = width + 2.0 * _mixed_width(shape, plan)
         moe = shape.model.moe if "moe" in plan.ffn else None
         inner = shape.model.intermediate_size or 0 if "dense" in plan.ffn else 0
         if moe:
             inner += moe.num_experts_per_tok * moe.moe_intermediate_size
             inner += moe.shared_intermediate_size
-            elements += 2.0 * moe.num_experts_per_tok / shape.ep * shape.model.hidden_size
+            outer = shape.model.expert_input_size or shape.model.hidden_size
+            elements += 2.0 * moe.num_experts_per_tok / shape.ep * outer
         elements += 3.0 * split(inner, shape.tp)
         if moe:
             experts += count * elements

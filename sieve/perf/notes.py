@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
+
+import numpy as np
 
 from sieve.perf import context_parallel, latent, recurrent
 from sieve.perf.attention import Heads, nearest_site
@@ -16,10 +19,15 @@ from sieve.perf.moe import (
     dequantises,
     expert_dtype,
     experts_of,
+    moe_timing,
     nearest_experts,
     stands_in_for_mxfp8,
 )
 from sieve.perf.roofline import arithmetic_mode
+
+SLOW_EXPERTS: Final = 3.0
+"""Times of the roofline from which a run says that experts were measured slow."""
+_USUAL_TOKENS: Final = 64
 
 
 def table_notes(shape: ServingShape) -> tuple[str, ...]:
@@ -97,12 +105,22 @@ def _experts(shape: ServingShape) -> list[str]:
     if not num_expert_layers(shape):
         return []
     notes = []
+    if outer := shape.model.expert_input_size:
+        notes.append(
+            f"experts read {outer} of {shape.model.hidden_size} numbers of a token: the products "
+            "into and out of that width are taken as left in 16 bits, whole on every GPU"
+        )
     site = nearest_experts(load(shape.gpu.kernel_system, "moe"), shape)
     size = "no like experts" if site is None else " ".join(str(part) for part in site)
     if site is None or site[1:7] != experts_of(shape).size:
         notes.append(f"experts of this size and split were not measured; used: {size}")
     elif expert_dtype(shape) == "fp8" and site[0] == "fp8_block":
         notes.append("FP8 experts are timed with block scales")
+    if site is not None and (slow := _against_roofline(shape)) > SLOW_EXPERTS:
+        notes.append(
+            f"experts were measured at {slow:.1f} times the roofline with {_USUAL_TOKENS} tokens: "
+            "the engine may have run a kernel without a tuned configuration"
+        )
     if site is not None and stands_in_for_mxfp8(shape, site):
         notes.append(
             "MXFP4 experts were measured with 16-bit activations: shortened as another engine's "
@@ -114,6 +132,14 @@ def _experts(shape: ServingShape) -> list[str]:
             "table's time carries a fitted factor"
         )
     return notes
+
+
+def _against_roofline(shape: ServingShape) -> float:
+    """Return the measured time of the experts at a usual batch over their roofline."""
+    tokens = np.array([float(_USUAL_TOKENS)])
+    timing = moe_timing(shape, load(shape.gpu.kernel_system, "moe"), tokens)
+    mode = arithmetic_mode(shape.gpu, expert_dtype(shape))
+    return float(timing.total_s[0] / experts_of(shape).roofline_s(shape.gpu, tokens, mode)[0])
 
 
 def _attention(shape: ServingShape) -> list[str]:
