@@ -4,7 +4,7 @@ Decoding reads the latent cache with absorbed queries (`generation_mla`), betwee
 the up-projection in 16 bits (`mla_bmm`) that take the place of `kv_b_proj`; prompts attend over
 projected keys and values (`context_mla`). The tables have the sizes of DeepSeek-V3: 512 latent and
 64 rotary numbers a token, heads of 128 + 64. Other sizes and heads are scaled by the roofline.
-Sparse attention, which reads some tokens only, has other kernels: it stays with the roofline.
+Sparse attention, which reads some tokens only, has other kernels (`sieve.perf.sparse`).
 """
 
 from __future__ import annotations
@@ -138,9 +138,9 @@ def decode_parts(
     return [attention, Part(repeated, count=count)]
 
 
-def prefill_part(
+def prefill_parts(
     shape: ServingShape, kind: LayerKind, length: FloatArray, count: float
-) -> tuple[Part, Timing]:
+) -> tuple[list[Part], Timing]:
     """Return `count` layers over prompts of `length` (np,), 0 at 0, and one layer's floor."""
     own, site = Latent.of(shape, kind), prefill_site(shape, kind)
     grid, latency = _prompts(_table(shape, PREFILL), site)
@@ -152,7 +152,7 @@ def prefill_part(
     fine, values = refine_loglog(grid, latency, POINTS_PER_SEGMENT)
     timing, floor = prompt_curve(length, grid, fine, values, (length / grid[-1]) ** 2, quality)
     limit = own.prefill_limit_s(shape.gpu, length)
-    return Part(timing, limit, "prefill_attention_factor", count), floor
+    return [Part(timing, limit, "prefill_attention_factor", count)], floor
 
 
 def decode_site(shape: ServingShape, kind: LayerKind) -> Key:

@@ -1,7 +1,7 @@
 """Token mixing of all layers of a deployment, and the grids on which it is tabulated.
 
-Plain, windowed, latent and recurrent layers come from measured kernels where the accelerator has
-them; all others from the rooflines of `sieve.perf.mixers`.
+Plain, windowed, latent, sparse latent and recurrent layers come from measured kernels where the
+accelerator has them; all others from the rooflines of `sieve.perf.mixers`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from sieve.arrays import FloatArray
 from sieve.catalog.architecture import LayerKind
-from sieve.perf import attention, latent, recurrent
+from sieve.perf import attention, latent, recurrent, sparse
 from sieve.perf.attention import Heads
 from sieve.perf.base import Part, ServingShape, Timing
 from sieve.perf.kernel_table import KernelTable, load
@@ -24,53 +24,43 @@ WINDOW_TOKENS: Final = 1024
 """What layers without a growing cache see where inline facts do not say."""
 
 
+MEASURED_KINDS: Final = {"latent": latent, "sparse": sparse, "recurrent": recurrent}
+"""Source of a kind's times -> its module; all have the same functions."""
+
+
 def source_of(shape: ServingShape, kind: LayerKind | None) -> str:
-    """Return where a kind's times come from: `attention`, `latent`, `recurrent` or `roofline`."""
+    """Return where a kind's times come from: a key of `MEASURED_KINDS`, `attention`, `roofline`."""
     if kind is None or not is_roofline_kind(kind):
         return "attention"
-    if latent.is_measured(shape, kind):
-        return "latent"
-    return "recurrent" if recurrent.is_measured(shape, kind) else "roofline"
+    if not shape.model.is_detailed:
+        return "roofline"
+    measured = (name for name, part in MEASURED_KINDS.items() if part.is_measured(shape, kind))
+    return next(measured, "roofline")
 
 
 def decode_axes(shape: ServingShape) -> tuple[FloatArray, FloatArray]:
     """Return batches (nb,) and whole contexts (nc,) to tabulate: all measured ones and the ends."""
     # Contexts are whole sequences; with context parallelism a rank attends to its share of them.
     longest = -(-shape.max_context // shape.dcp)
-    table = _table(shape, "generation_attention")
-    batches, contexts = [], []
+    axes = []
     for kind in _gridded(shape):
-        source = source_of(shape, kind)
-        if source == "latent":
-            batch, context = latent.decode_axes(shape, kind)
-            contexts.append(context)
-        elif source == "recurrent":
-            batch = recurrent.decode_axis(shape, kind)
-        else:
-            heads = gathered(Heads.of_kind(kind, shape), shape)
-            batch, context = attention.decode_grid(table, heads, shape.max_num_seqs, longest)
-            contexts.append(context)
-        batches.append(batch)
-    plain = attention.decode_grid(
-        table, gathered(Heads.of(shape), shape), shape.max_num_seqs, longest
-    )
-    batch = np.concatenate(batches or [plain[0]])
-    context = np.concatenate(contexts or [plain[1]])
-    ends = attention.ending_at(batch, shape.max_num_seqs), attention.ending_at(context, longest)
-    return ends[0], ends[1] * shape.dcp
+        part = MEASURED_KINDS.get(source_of(shape, kind))
+        own = part.decode_axes(shape, kind) if part else None
+        axes.append(own or _plain_axes(shape, Heads.of_kind(kind, shape), longest))
+    if not any(len(context) for _, context in axes):
+        axes.append(_plain_axes(shape, Heads.of(shape), longest))
+    batch = attention.ending_at(np.concatenate([a[0] for a in axes]), shape.max_num_seqs)
+    context = attention.ending_at(np.concatenate([a[1] for a in axes]), longest)
+    return batch, context * shape.dcp
 
 
 def prefill_axis(shape: ServingShape) -> FloatArray:
     """Return lengths of prompts (np,) from 0, continued beyond the longest context."""
     axes = []
     for kind in _gridded(shape):
-        source = source_of(shape, kind)
-        if source == "latent":
-            axes.append(latent.prefill_axis(shape, kind))
-        elif source == "recurrent":
-            axes.append(recurrent.prefill_axis(shape, kind))
-        else:
-            axes.append(_plain_prefill(shape, Heads.of_kind(kind, shape)))
+        part = MEASURED_KINDS.get(source_of(shape, kind))
+        own = part.prefill_axis(shape, kind) if part else None
+        axes.append(_plain_prefill(shape, Heads.of_kind(kind, shape)) if own is None else own)
     found = np.unique(np.concatenate(axes or [_plain_prefill(shape, Heads.of(shape))]))
     return np.append(0.0, attention.lengths_above(found[found > 0], shape.max_context))
 
@@ -84,10 +74,8 @@ def decode_parts(shape: ServingShape, batch: FloatArray, context: FloatArray) ->
         if mixer.kind is None or source == "attention":
             heads = gathered(_heads(shape, mixer), shape)
             parts.append(attention.decode_part(shape.gpu, table, heads, batch, share, mixer.count))
-        elif source == "latent":
-            parts += latent.decode_parts(shape, mixer.kind, batch, share, mixer.count)
-        elif source == "recurrent":
-            parts += recurrent.decode_parts(shape, mixer.kind, batch, share, mixer.count)
+        elif part := MEASURED_KINDS.get(source):
+            parts += part.decode_parts(shape, mixer.kind, batch, share, mixer.count)
         else:
             parts.append(decode_roofline(shape, mixer.kind, batch, share, mixer.count))
     return parts
@@ -101,17 +89,14 @@ def prefill_parts(shape: ServingShape, length: FloatArray) -> tuple[list[Part], 
         source = source_of(shape, mixer.kind)
         if mixer.kind is None or source == "attention":
             heads = _heads(shape, mixer)
-            part, floor = attention.prefill_part(shape.gpu, table, heads, length, mixer.count)
-            parts.append(part)
-        elif source == "latent":
-            part, floor = latent.prefill_part(shape, mixer.kind, length, mixer.count)
-            parts.append(part)
-        elif source == "recurrent":
-            several, floor = recurrent.prefill_parts(shape, mixer.kind, length, mixer.count)
+            one, floor = attention.prefill_part(shape.gpu, table, heads, length, mixer.count)
+            parts.append(one)
+        elif part := MEASURED_KINDS.get(source):
+            several, floor = part.prefill_parts(shape, mixer.kind, length, mixer.count)
             parts += several
         else:
-            part, floor = prefill_roofline(shape, mixer.kind, length, mixer.count)
-            parts.append(part)
+            one, floor = prefill_roofline(shape, mixer.kind, length, mixer.count)
+            parts.append(one)
         floors += floor.scaled(mixer.count)
     return parts, floors
 
@@ -124,13 +109,18 @@ def gathered(heads: Heads, shape: ServingShape) -> Heads:
 def _gridded(shape: ServingShape) -> list[LayerKind]:
     """Return the kinds whose measured points make the grids.
 
-    Of attention one kind, that of a growing cache first; of latent and recurrent layers all.
+    Of attention one kind, that of a growing cache first; of the other measured kinds all.
     """
     kinds = [mixer.kind for mixer in mixers(shape) if mixer.kind is not None]
     plain = [kind for kind in kinds if source_of(shape, kind) == "attention"]
     plain.sort(key=lambda kind: kind.window_tokens)
-    own = [kind for kind in kinds if source_of(shape, kind) in {"latent", "recurrent"}]
+    own = [kind for kind in kinds if source_of(shape, kind) in MEASURED_KINDS]
     return [*plain[:1], *own]
+
+
+def _plain_axes(shape: ServingShape, heads: Heads, longest: int) -> tuple[FloatArray, FloatArray]:
+    table = _table(shape, "generation_attention")
+    return attention.decode_grid(table, gathered(heads, shape), shape.max_num_seqs, longest)
 
 
 def _plain_prefill(shape: ServingShape, heads: Heads) -> FloatArray:

@@ -7,14 +7,14 @@ from typing import Final
 
 import numpy as np
 
-from sieve.perf import context_parallel, latent, recurrent
+from sieve.perf import context_parallel
 from sieve.perf.attention import Heads, nearest_site
 from sieve.perf.base import ServingShape
 from sieve.perf.collectives import allreduce_note, crossing_sends, in_fast_domain
 from sieve.perf.kernel_table import load
 from sieve.perf.layers import mixers, num_expert_layers, products
 from sieve.perf.mixers import SPARSE_TOP_TOKENS, is_sparse
-from sieve.perf.mixing import WINDOW_TOKENS, source_of
+from sieve.perf.mixing import MEASURED_KINDS, WINDOW_TOKENS, source_of
 from sieve.perf.moe import (
     dequantises,
     expert_dtype,
@@ -169,8 +169,7 @@ def _mixing(shape: ServingShape) -> list[str]:
                 f"{mixer.count} layers without a growing KV cache are charged as attention over at "
                 f"most {WINDOW_TOKENS} tokens"
             )
-        elif (source := source_of(shape, mixer.kind)) in {"latent", "recurrent"}:
-            part = latent if source == "latent" else recurrent
+        elif part := MEASURED_KINDS.get(source := source_of(shape, mixer.kind)):
             notes += part.notes(shape, mixer.kind)
         elif source == "roofline":
             name = mixer.kind.state.flavour if mixer.kind.state else mixer.kind.kind

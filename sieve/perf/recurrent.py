@@ -123,12 +123,11 @@ def sites(shape: ServingShape, kind: LayerKind, phase: str) -> list[Key]:
     return [key for key in found if key] if all(found) else []
 
 
-def decode_axis(shape: ServingShape, kind: LayerKind) -> FloatArray:
-    """Return the measured batches."""
+def decode_axes(shape: ServingShape, kind: LayerKind) -> tuple[FloatArray, FloatArray]:
+    """Return the measured batches, and no contexts: none matters."""
     table = _table(shape, kind)
-    return np.unique(
-        np.concatenate([table.surface(key)[0] for key in sites(shape, kind, "generation")])
-    )
+    batches = [table.surface(key)[0] for key in sites(shape, kind, "generation")]
+    return np.unique(np.concatenate(batches)), np.empty(0)
 
 
 def prefill_axis(shape: ServingShape, kind: LayerKind) -> FloatArray:

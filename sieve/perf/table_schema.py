@@ -93,6 +93,18 @@ OPERATIONS: Final[Mapping[str, Operation]] = MappingProxyType(
             precision=("mla_dtype", "gemm_type"), stored=("kv_cache_dtype",),
             keep={"isl": (1,), "tp_size": (1,)}, defaults={"isl": 1, "tp_size": 1},
         ),
+        "dsa_context_module": Operation(
+            ("op_name", *_MLA_MODULE), ("batch_size", "isl"),
+            "prefill of a block of sparse latent attention, whole",
+            precision=("mla_dtype", "gemm_type"), stored=("kv_cache_dtype",),
+            keep={"step": (0,), "tp_size": (1,)}, defaults={"step": 0, "tp_size": 1}, used=True,
+        ),
+        "dsa_generation_module": Operation(
+            ("op_name", *_MLA_MODULE), ("batch_size", "step"),
+            "decode of a block of sparse latent attention, whole",
+            precision=("mla_dtype", "gemm_type"), stored=("kv_cache_dtype",),
+            keep={"isl": (1,), "tp_size": (1,)}, defaults={"isl": 1, "tp_size": 1}, used=True,
+        ),
         "context_mla": Operation(
             _MLA, ("batch_size", "isl"), "prefill kernel of latent attention",
             precision=("mla_dtype",), stored=("kv_cache_dtype",), keep={"step": (0,)},

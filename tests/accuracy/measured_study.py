@@ -43,8 +43,8 @@ EXPERIMENTAL = "Qwen/Qwen3.5-397B-A17B"
 WHY = {
     EXPERIMENTAL: "The source calls these runs experimental. They prefill 6,000 tokens per second "
     "on eight H200, 3 % of their arithmetic; no kernel table shows anything like it. Not fitted.",
-    "deepseek-ai/DeepSeek-V3.2": "Sparse latent attention comes from a roofline; vLLM 0.11 ran its "
-    "first version of it. Bursts of a thousand short prompts are dominated by host work.",
+    "deepseek-ai/DeepSeek-V3.2": "Sparse latent attention was measured in vLLM 0.24; vLLM 0.11 ran "
+    "its first version of it. Bursts of a thousand short prompts are dominated by host work.",
     "Qwen/Qwen3-235B-A22B": "A100: bursts on vLLM 0.11 with a budget of 2,048 tokens. The traffic "
     "around experts that Hopper and Blackwell rows ask for is too much here.",
     "Qwen/Qwen3-235B-A22B-FP8": "A100: the same; FP8 weights are unpacked, not measured there.",

@@ -7,7 +7,7 @@ import pytest
 
 from sieve.catalog.accelerators import load_gpu
 from sieve.catalog.models import load_model
-from sieve.perf import latent, recurrent
+from sieve.perf import latent, recurrent, sparse
 from sieve.perf.base import INTERPOLATED, MEASURED, ServingShape
 from sieve.perf.compose import build_step_table
 from sieve.perf.kernel_table import load
@@ -72,7 +72,7 @@ def test_measured_latent_prompts_come_back(system):
         kind = replace(kind_of(shape, "latent"), num_attention_heads=key[2])
         _, lengths, rows = table.surface(key)
         known = np.isfinite(rows[0])
-        part, floor = latent.prefill_part(shape, kind, lengths[known], 1)
+        (part,), floor = latent.prefill_parts(shape, kind, lengths[known], 1)
         expected = np.maximum.accumulate(rows[0][known])
         np.testing.assert_allclose(part.timing.total_s + floor.total_s, expected, rtol=1e-12)
         assert part.timing.shares() == floor.shares() == {"measured": 1.0}
@@ -201,3 +201,74 @@ def test_layers_that_borrow_an_indexers_choice_read_no_more_than_it_chose():
     entry = 576 * 2 / shape.gpu.mem_bw_bytes_per_s
     # Whole contexts would be read in 57 layers at no less than this.
     assert at[1] - at[0] < 57 * 64 * (32768 - 4096) * entry
+
+
+SPARSE = ("deepseek-ai/DeepSeek-V3.2", "zai-org/GLM-5", "zai-org/GLM-5.2")
+WITH_SPARSE = ("h100_sxm", "h200_sxm", "b200_sxm")
+
+
+@pytest.mark.parametrize("system", WITH_SPARSE)
+@pytest.mark.parametrize("name", SPARSE)
+@pytest.mark.parametrize("kv", ["auto", "fp8"])
+def test_sparse_blocks_come_back_when_put_together(system, name, kv):
+    """Products, small kernels and mixing are the block, where it takes longer than the former."""
+    for tp in (1, 8):
+        shape = shape_of(name, system, tp, kv=kv)
+        for kind in [m.kind for m in mixers(shape) if m.kind.kind == "latent"]:
+            assert source_of(shape, kind) == "sparse"
+            batch, context = sparse.decode_axes(shape, kind)
+            (part,) = sparse.decode_parts(shape, kind, batch, context, 1)
+            table, site = sparse._found(shape, kind, sparse.DECODE)
+            assert site[3] == ("fp8" if kv == "fp8" else "bfloat16")
+            assert site[5] == kind.num_attention_heads // tp
+            assert site[0].endswith("skip_indexer") == (kind.index_dim == 0)
+            _, step, rows = table.surface(site)
+            rows = rows[:, np.isin(step, context - 1)]
+            rest = part.timing.total_s.reshape(rows.shape)
+            outside = sparse.outside_s(shape, kind, site, batch)[:, None]
+            known = np.isfinite(rows) & (rows > outside)
+            assert known.mean() > 0.9
+            np.testing.assert_allclose((rest + outside)[known], rows[known], rtol=1e-9)
+            assert part.timing.shares().keys() <= {"interpolated", "extrapolated"}
+            # A layer reads at most 2,048 latents a sequence, and looks through the index of all.
+            entry = 576 * shape.kv_bytes_per_element
+            least = np.outer(batch, np.minimum(context, 2048) * entry + context * kind.index_dim)
+            least = least.ravel() / shape.gpu.mem_bw_bytes_per_s
+            assert (part.at(1.0).total_s >= 0.999999 * least).all()
+
+
+@pytest.mark.parametrize("system", WITH_SPARSE)
+def test_sparse_prompts_come_back_when_put_together(system):
+    shape = shape_of(SPARSE[0], system, 8)
+    kind = kind_of(shape, "latent")
+    table, site = sparse._found(shape, kind, sparse.PREFILL)
+    _, lengths, rows = table.surface(site)
+    known = np.isfinite(rows[0])
+    (part,), floor = sparse.prefill_parts(shape, kind, lengths[known], 1)
+    outside = sparse.outside_s(shape, kind, site, lengths[known])
+    put_together = part.timing.total_s + floor.total_s + outside
+    error = put_together / rows[0][known] - 1
+    assert (error > -1e-9).all()  # above where a longer prompt was measured quicker
+    assert np.median(error) < 1e-9
+    assert (error < 0.15).all()
+
+
+def test_indexers_cost_and_layers_without_one_are_quicker():
+    shape = shape_of("zai-org/GLM-5.2", "h200_sxm", 8)
+    own, borrowed = sorted(
+        (m.kind for m in mixers(shape)), key=lambda kind: kind.index_dim, reverse=True
+    )
+    grid = np.array([64.0]), np.array([65536.0])
+    with_indexer, without = (
+        sparse.decode_parts(shape, kind, *grid, 1)[0].timing.total_s[0] for kind in (own, borrowed)
+    )
+    assert with_indexer > 1.5 * without
+
+
+def test_sizes_that_no_block_has_stay_with_the_roofline():
+    shape = shape_of(SPARSE[0], "h200_sxm", 8)
+    kind = kind_of(shape, "latent")
+    assert source_of(shape, kind) == "sparse"
+    assert source_of(shape, replace(kind, v_head_dim=64)) == "roofline"
+    assert source_of(replace(shape, dcp=2), kind) == "roofline"
+    assert source_of(shape_of(SPARSE[0], "a100_sxm", 8), kind) == "roofline"

@@ -89,10 +89,10 @@ def test_older_releases_wrote_text(tmp_path, h100):
 
 def test_what_is_not_read_is_named(tmp_path, h100):
     put(tmp_path, raw([0.012]))
-    put(tmp_path, raw([0.012]), op="dsa_context_module", group="sparse/")
+    put(tmp_path, raw([0.012]), op="msa_context_module", group="sparse/")
     put(tmp_path, raw([0.012]).drop("k"), engine="trtllm", version="1.0")
     skipped = import_tables(tmp_path, h100, "h100_sxm").skipped
-    assert any("dsa_context_module is not read by this version" in why for _, why in skipped)
+    assert any("msa_context_module is not read by this version" in why for _, why in skipped)
     assert any(why == "columns k are missing" for _, why in skipped)
 
 
