@@ -271,8 +271,9 @@ def row_of(
         requests, result, per_request(requests, result), values, shared.statistics, evidence,
         lambda times: (meets(times, shared.limits), meets(times, shared.goodput_limits)),
     )  # fmt: skip
-    resamples = resampled(replayed, draw(len(requests), shared.seed))
-    row |= values | metric_ends(replayed, resamples, shared.confidence)
+    draws = draw(len(requests), shared.seed)
+    resamples = resampled(replayed, draws)
+    row |= values | metric_ends(replayed, draws, resamples, shared.confidence)
     row |= {
         resample_column(name): log_ratio(resamples[name], values[name])
         for name in shared.compared

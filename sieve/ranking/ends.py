@@ -98,23 +98,25 @@ def _pooled(tpot: FloatArray, gaps: FloatArray, statistic: str) -> float:
 
 
 def metric_ends(
-    replayed: Replayed, resamples: Mapping[str, FloatArray], confidence: float
+    replayed: Replayed,
+    draws: noise.Draws,
+    resamples: Mapping[str, FloatArray],
+    confidence: float,
 ) -> dict[str, float]:
     """Return both ends of every metric by column, of each source of error and together.
 
     Args:
         replayed: the replay.
+        draws: the resamples of the trace.
         resamples: what `resampled` returned; without it the ends of the noise are nan.
         confidence: one-sided, of each end.
     """
     model = _model_ends(replayed, confidence)
-    noisy = noise.ends(resamples, confidence)
+    noisy = noise.ends(draws, resamples, replayed.values, confidence)
     out: dict[str, float] = {}
     for name, ends in model.items():
         middle = replayed.values[name]
         spread = noisy.get(name, (float("nan"),) * 2)
-        # A resample's quantile on the wrong side of the middle is no error on this side.
-        spread = (min(spread[0], middle), max(spread[1], middle)) if noisy else spread
         for i, end in enumerate(ENDS):
             out[bound_column(name, f"model_{end}")] = ends[i]
             out[bound_column(name, f"noise_{end}")] = spread[i]

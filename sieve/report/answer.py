@@ -94,8 +94,8 @@ def settle_sentence(result: Mapping[str, Any]) -> str | None:
     )
     chance, hours = number(settle.get("chance")), number(settle.get("gpu_hours"))
     if chance is not None and hours is not None:
-        text += f" ({seconds(settle.get('duration_s'))} each, {hours:.2g} GPU-hours, tells them "
-        text += f"apart with a chance of {share(chance)})"
+        text += f" ({seconds(settle.get('duration_s'))} each, {hours:.2g} GPU-hours; a chance "
+        text += f"of {share(chance)} to tell them apart where reruns agree)"
     if number(settle.get("decides_at")) is None:
         return f"{text}."
     return f"{text}; the two predictions part at {metric_value(metric, settle['decides_at'])}."

@@ -104,7 +104,26 @@ def test_a_closed_loop_at_an_even_pace_has_an_even_rate() -> None:
     assert tokens == pytest.approx(np.ones(noise.RESAMPLES))
 
 
-def test_ends_are_quantiles_and_unknown_without_values() -> None:
-    found = noise.ends({"x": np.arange(101.0), "y": np.full(5, np.nan)}, 0.9)
-    assert found["x"] == pytest.approx((10.0, 90.0))
+def test_students_quantile_for_few_blocks() -> None:
+    # Tables of Student: 1.383 at 90 % with 9 degrees, 1.3104 with 29 (made of 30 blocks, roughly);
+    # normal: 1.28155.
+    assert noise.width_factor(10, 0.9) == pytest.approx(1.383 / 1.28155 * (10 / 9) ** 0.5, rel=1e-3)
+    assert noise.width_factor(30, 0.9) == pytest.approx(
+        1.3104 / 1.28155 * (30 / 29) ** 0.5, rel=1e-3
+    )
+    assert noise.width_factor(100_000, 0.9) == pytest.approx(1.0, rel=1e-4)
+
+
+def test_ends_reach_as_far_up_as_down() -> None:
+    draws = noise.Draws(np.zeros(1, np.int64), np.ones((1, 1)), 1_000_000)
+    sample = 2.0 ** np.linspace(-1, 0.5, 1001)  # quantiles 2^-0.85 and 2^0.35
+    found = noise.ends(draws, {"x": sample}, {"x": 1.0}, 0.9)
+    assert found["x"] == pytest.approx((2**-0.85, 2**0.85), rel=1e-4)
+
+
+def test_ends_of_a_share_stay_shares_and_unknown_stays_unknown() -> None:
+    draws = noise.Draws(np.zeros(1, np.int64), np.ones((1, 1)), 1_000_000)
+    share = {"slo_attainment": np.linspace(0.8, 1.0, 1001), "y": np.full(5, np.nan)}
+    found = noise.ends(draws, share, {"slo_attainment": 0.95, "y": 1.0}, 0.9)
+    assert found["slo_attainment"] == pytest.approx((0.82, 1.0), rel=1e-4)
     assert np.isnan(found["y"]).all()
