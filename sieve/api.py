@@ -191,7 +191,11 @@ def run(
         out = out(resolved.run.name)
     target = RunFolder(Path(out), resume=resume) if out is not None else None
     if target is not None:
-        context = replace(context, ledger=Ledger(target.path / CHECKPOINT / REPLAYS))
+        context = replace(
+            context,
+            ledger=Ledger(target.path / CHECKPOINT / REPLAYS),
+            progress=target.progress(progress),
+        )
 
     def note(record: Mapping[str, Any]) -> None:
         if target is not None:

@@ -14,7 +14,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, Final
@@ -27,6 +27,7 @@ SCHEMA_VERSION: Final = "1.0"
 CHECKPOINT: Final = "checkpoint"
 REPLAYS: Final = "replays.ledger"
 LOCK: Final = "lock"
+PROGRESS_EVERY_S: Final = 1.0
 MAX_RESULT_BYTES: Final = 200_000_000
 _CANDIDATE_COLUMNS: Final = (
     "candidate_id", "gpu", "tp", "pp", "ep", "replicas", "num_gpus", "weight_dtype",
@@ -91,6 +92,27 @@ class RunFolder:
         line = {"time_s": round(time.time(), 3), "event": kind, **clean(fields)}
         self._events.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
         self._events.flush()
+
+    def progress(
+        self, then: Callable[[int, int], None] | None = None
+    ) -> Callable[[int, int], None]:
+        """Return a callback that notes (done, total) replays, at most once a second and at the end.
+
+        Args:
+            then: called too, every time.
+        """
+        last = 0.0
+
+        def note(done: int, total: int) -> None:
+            nonlocal last
+            now = time.monotonic()
+            if now - last >= PROGRESS_EVERY_S or done == total:
+                last = now
+                self.event("progress", stage=5, done=done, total=total)
+            if then is not None:
+                then(done, total)
+
+        return note
 
     def write_text(self, name: str, text: str) -> None:
         """Write a text file atomically; `name` is relative and stays inside the folder."""

@@ -50,16 +50,18 @@ def run(candidates: pl.DataFrame, context: RunContext) -> StageResult:
         return StageResult(_with_empty_bounds(candidates), _no_rows(candidates))
     if context.is_reference:
         alone = np.zeros(len(candidates), np.bool_)
-        return _select(_plain_scores(candidates, context), [], alone, [], context)
+        return _select(_plain_scores(candidates, context), [], [], alone, [], context)
     best = _estimates(candidates, context, sign=1)
     scored = _scores(candidates, best, context)
     parts = _cut_on_bounds(scored, best, context)
     hopeful = parts.admitted
-    subsets = []
-    for sign in SAFETY:
-        ends = _estimates(hopeful, context, sign=sign)
-        subsets.append(_shortfalls(ends, context).max(axis=0, initial=0.0) <= 1.0)
-    return _select(hopeful, subsets, _twins(hopeful, context), [parts.rejected], context)
+    worst = [
+        _shortfalls(_estimates(hopeful, context, sign=sign), context).max(axis=0, initial=0.0)
+        for sign in SAFETY
+    ]
+    subsets = [values <= 1.0 for values in worst]
+    margins = [worst[-1], -hopeful["bound_output_tokens_per_s"].to_numpy()]
+    return _select(hopeful, subsets, margins, _twins(hopeful, context), [parts.rejected], context)
 
 
 def _with_empty_bounds(candidates: pl.DataFrame) -> pl.DataFrame:
@@ -75,6 +77,7 @@ def _no_rows(candidates: pl.DataFrame) -> pl.DataFrame:
 def _select(
     hopeful: pl.DataFrame,
     subsets: list[BoolArray],
+    margins: list[FloatArray],
     twins: BoolArray,
     missing: list[pl.DataFrame],
     context: RunContext,
@@ -88,7 +91,7 @@ def _select(
     taken = pool[
         shortlist(
             hopeful["score"].to_numpy()[pool],
-            _tie_breaks(hopeful, context)[pool],
+            _tie_breaks(hopeful, margins)[pool],
             names[pool],
             preferred=[subset[pool] for subset in subsets],
             size=len(hopeful) if everything else limits.size,
@@ -113,13 +116,16 @@ def _select(
     return StageResult(chosen, pl.concat([*missing, rest]))
 
 
-def _tie_breaks(candidates: pl.DataFrame, context: RunContext) -> IntArray:
-    """Return what decides between equal scores: more capacity, then the id; plain rules: the id."""
+def _tie_breaks(candidates: pl.DataFrame, margins: list[FloatArray]) -> IntArray:
+    """Return the place of each candidate among equal scores, (n,).
+
+    Where the traffic sets the throughput, all that carry it with as many GPUs cost the same: the
+    one furthest from its objectives at the pessimistic end goes first, then the one with more
+    capacity, then the id. The plain rules have the id alone.
+    """
     ids = candidates["candidate_id"].to_numpy().astype(str)
-    capacity = candidates["bound_output_tokens_per_s"].to_numpy()
-    keys = (ids,) if context.is_reference else (ids, -capacity)
     position = np.empty(len(candidates), np.int64)
-    position[np.lexsort(keys)] = np.arange(len(candidates))
+    position[np.lexsort((ids, *reversed(margins)))] = np.arange(len(candidates))
     return position
 
 

@@ -13,8 +13,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
+from rich.text import Text
 
 from sieve.report.answer import (
     answer_sentence,
@@ -61,6 +70,16 @@ def console() -> Console:
     return _Console(highlight=False, soft_wrap=False, width=width)
 
 
+class _Rate(TextColumn):
+    """Replays per second, where there are any."""
+
+    def __init__(self) -> None:
+        super().__init__("")
+
+    def render(self, task: Task) -> Text:
+        return Text("" if task.speed is None else f"{count(round(task.speed))}/s")
+
+
 @contextmanager
 def progress_bar(
     compiles_first: Callable[[], bool] = lambda: False,
@@ -74,7 +93,9 @@ def progress_bar(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
+        _Rate(),
         TimeElapsedColumn(),
+        TimeRemainingColumn(),
         console=Console(stderr=True),
         transient=True,
     )
@@ -82,7 +103,8 @@ def progress_bar(
         task = bar.add_task("reading", total=None)
 
         def on_stage(record: Mapping[str, Any]) -> None:
-            words = f"stage {record['number']} {record['name']}"
+            left = f"{count(record['num_in'])} to {count(record['num_admitted'])}"
+            words = f"stage {record['number']} {record['name']}: {left}"
             if record["number"] == _BEFORE_REPLAY and compiles_first():
                 words = "compiling the replay, once for this version (up to a minute)"
             bar.update(task, description=words)

@@ -52,6 +52,7 @@ def test_a_folder_is_created_and_written(tmp_path: Path) -> None:
     assert (event["event"], event["value"]) == ("start", None)
     assert sorted(p.name for p in (tmp_path / "a/b").rglob("*") if p.is_file()) == [
         "events.jsonl",
+        "lock",
         "serve.sh",
         "t.parquet",
     ]

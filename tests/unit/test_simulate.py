@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -54,3 +55,15 @@ def test_progress_counts_every_candidate(seats):
     result = sieve.run(seats, progress=lambda done, total: seen.append((done, total)))
     assert seen[-1] == (len(result.simulations), len(result.simulations))
     assert sorted(seen) == seen
+
+
+def test_events_tell_how_far_the_replays_are(seats, tmp_path):
+    result = sieve.run(seats, out=tmp_path / "run")
+    lines = (tmp_path / "run" / "events.jsonl").read_text().splitlines()
+    notes = [e for e in map(json.loads, lines) if e["event"] == "progress"]
+    total = len(result.simulations)
+    assert notes[-1] | {"time_s": 0} == {
+        "time_s": 0, "event": "progress", "stage": 5, "done": total, "total": total,
+    }  # fmt: skip
+    # At most one a second, and the last.
+    assert len(notes) <= 2 + result.data["elapsed_s"]
