@@ -59,6 +59,20 @@ class PrefixBlocks:
         return PrefixBlocks(self.block_tokens, start, ids, self.prompt[rows])
 
 
+def chain_starts(previous: IntArray) -> IntArray:
+    """Return the start of each chain's links, (n,): itself where `previous` is -1.
+
+    Each round doubles the steps taken, so a chain of n links takes log2 n rounds.
+
+    Args:
+        previous: (n,) index of the link before, -1 where there is none; without cycles.
+    """
+    place = np.where(previous >= 0, previous, np.arange(len(previous)))
+    while (place[place] != place).any():
+        place = place[place]
+    return np.asarray(place, np.int64)
+
+
 @dataclass(frozen=True, eq=False)
 class Requests:
     """Traffic, one entry a request, sorted by arrival.

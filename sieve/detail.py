@@ -34,6 +34,7 @@ from stages import s1_validity, s2_memory_fit, s3_batch_sizing, s5_simulate
 Discipline = Literal["fcfs", "shortest_first", "buckets"]
 DISCIPLINES: Final[tuple[Discipline, ...]] = ("fcfs", "shortest_first", "buckets")
 STATISTICS: Final = ("mean", "p50", "p90", "p95", "p99")
+MAX_WAIT_S: Final = 1e9
 MAX_STEPS: Final = 20_000_000
 """Most iterations that are kept (2.4 GB); a longer replay names the limit."""
 
@@ -92,8 +93,10 @@ def replay(
         raise InvalidInput(f"the window is {window_s!r} s; expected a positive number")
     if not (np.isfinite(warm_up_s) and warm_up_s >= 0):
         raise InvalidInput(f"the warm-up is {warm_up_s!r} s; expected 0 or more")
-    if max_wait_s is not None and not (np.isfinite(max_wait_s) and max_wait_s > 0):
-        raise InvalidInput(f"the longest wait is {max_wait_s!r} s; expected a positive number")
+    if max_wait_s is not None and not 1e-9 <= max_wait_s <= MAX_WAIT_S:
+        raise InvalidInput(
+            f"the longest wait is {max_wait_s!r} s; expected 1e-9 to {MAX_WAIT_S:g}"
+        )
     resolved = load_spec(spec, overrides=overrides)
     context, grid = prepare(resolved, LocalExecutor())
     frame = sized(choose(grid.candidates, candidate), context)
@@ -105,7 +108,7 @@ def replay(
         s5_simulate.settings_of(row, context), discipline=discipline, max_wait_s=max_wait_s
     )
     if record_steps:
-        _check_steps(requests, table, settings, row["replicas"])
+        _check_steps(requests, table, settings, row["replicas"], shared)
     result = simulate(
         requests, table, settings, row["replicas"], routing=shared.routing, seed=shared.seed,
         record_steps=record_steps,
@@ -132,7 +135,9 @@ def replay(
         "windows": windows.to_dicts(),
     }
     if compare:
-        data["disciplines"] = _comparison(requests, table, settings, row["replicas"], shared)
+        data["disciplines"] = _comparison(
+            requests, table, settings, row["replicas"], shared, warm_up_s
+        )
     return ReplayReport(
         data,
         requests_table(requests, result),
@@ -211,17 +216,23 @@ def sized(frame: pl.DataFrame, context: RunContext) -> pl.DataFrame:
             fix = remedy(row)
             raise InvalidInput(
                 f"{row['candidate_id']} does not reach the replay: stage {stage.number} "
-                f"{stage.name}: {reason_sentence(row['reason'])}" + (f"; try {fix}" if fix else "")
+                f"{stage.name}: {reason_sentence(row['reason'])}" + (f" Try {fix}." if fix else "")
             )
         frame = result.admitted
     return frame
 
 
 def _check_steps(
-    requests: Requests, table: StepTable, settings: ReplaySettings, replicas: int
+    requests: Requests,
+    table: StepTable,
+    settings: ReplaySettings,
+    replicas: int,
+    shared: s5_simulate.Shared,
 ) -> None:
     """Refuse to keep more iterations than fit in memory: the count is known from a replay."""
-    steps = simulate(requests, table, settings, replicas).num_steps
+    steps = simulate(
+        requests, table, settings, replicas, routing=shared.routing, seed=shared.seed
+    ).num_steps
     if steps > MAX_STEPS:
         raise InvalidInput(
             f"the replay has {steps:,} iterations; at most {MAX_STEPS:,} are kept. "
@@ -235,6 +246,7 @@ def _comparison(
     settings: ReplaySettings,
     replicas: int,
     shared: s5_simulate.Shared,
+    warm_up_s: float,
 ) -> list[dict[str, Any]]:
     """Return one row a discipline: throughput and tails of the same traffic and engines."""
     statistics = [
@@ -246,10 +258,15 @@ def _comparison(
     ]
     rows = []
     for name in DISCIPLINES:
-        result = simulate(requests, table, replace(settings, discipline=name), replicas)
-        values = metrics(requests, result, limits=shared.limits, statistics=statistics)
+        result = simulate(
+            requests, table, replace(settings, discipline=name), replicas,
+            routing=shared.routing, seed=shared.seed,
+        )  # fmt: skip
+        counted, kept = after_warm_up(requests, result, warm_up_s)
+        values = metrics(counted, kept, limits=shared.limits, statistics=statistics)
         rows.append({"discipline": name, "status": result.status, **values})
-    if requests.closed_loop_users is None and requests.previous is None and table.roofline is None:
+    open_loop = requests.closed_loop_users is None and requests.previous is None
+    if open_loop and table.roofline is None and not warm_up_s:
         rows.append(_static_row(requests, table, settings, replicas, statistics))
     return rows
 
@@ -278,14 +295,27 @@ def _static_row(
     }
 
 
+def check_table_path(path: Path) -> None:
+    """Refuse a path that no table can be written to.
+
+    Raises:
+        ResultError: another ending than .parquet or .csv, or no folder to write in.
+    """
+    if path.suffix not in {".parquet", ".csv"}:
+        raise ResultError(f"{path}: expected a name that ends in .parquet or .csv")
+    if not path.parent.is_dir():
+        raise ResultError(f"{path}: no folder {path.parent}; create it first")
+    if path.exists() and not path.is_file():
+        raise ResultError(f"{path}: stands in the way and is no regular file")
+
+
 def write_table(frame: pl.DataFrame, path: Path) -> None:
     """Write a table as Parquet or CSV, by the ending of `path`, atomically.
 
     Raises:
         ResultError: another ending, or the file cannot be written.
     """
-    if path.suffix not in {".parquet", ".csv"}:
-        raise ResultError(f"{path}: expected a name that ends in .parquet or .csv")
+    check_table_path(path)
     try:
         handle, temporary = tempfile.mkstemp(prefix=".part-", dir=path.parent)
         os.close(handle)

@@ -72,6 +72,17 @@ def replay(
     from sieve import detail
     from sieve.report.replay import print_pools, print_replay, print_scaling
 
+    given = {
+        "--discipline": discipline != "fcfs", "--compare": compare, "--warm-up": warm_up != 0,
+        "--max-wait": max_wait is not None, "--steps": steps is not None,
+        "--requests": requests is not None,
+    }  # fmt: skip
+    _refuse_mixed(scaling, pool, split, [name for name, there in given.items() if there])
+    for path in (steps, requests):
+        if path is not None:
+            detail.check_table_path(path)
+    if steps is not None and requests is not None and steps.absolute() == requests.absolute():
+        raise InvalidInput(f"--steps and --requests both name {steps}; give two files")
     if scaling:
         from sieve.scaling import scaling as search
 
@@ -114,6 +125,20 @@ def replay(
         print_json(report.data)
     else:
         print_replay(report.data, steps=steps, requests=requests)
+
+
+def _refuse_mixed(scaling: int, pool: str | None, split: str | None, given: list[str]) -> None:
+    """Refuse options that the question asked does not read.
+
+    Raises:
+        InvalidInput: two questions at once, or an option of another one.
+    """
+    if split is not None and pool is None:
+        raise InvalidInput("--split splits two pools; add --pool with the second candidate")
+    asked = [name for name, there in (("--scaling", scaling), ("--pool", pool is not None)) if there]
+    mixed = [*asked[1:], *given] if asked else []
+    if mixed:
+        raise InvalidInput(f"{asked[0]} does not take {', '.join(mixed)}; leave one out")
 
 
 def _lengths(text: str | None) -> list[int]:

@@ -41,6 +41,7 @@ _REASONS: Final = {
     "slim": "Even one request at a time takes longer end to end than the objective allows.",
     "bound_misses_slo": "Even the most optimistic bound misses an objective.",
     "not_selected": "Could still work, but others scored better; it was not simulated.",
+    "max_wait_exceeded": "A request waited longer than --max-wait; the replay stopped there.",
     "queue_grows_without_bound": "Requests arrive faster than they are served: the queue grows.",
     "request_exceeds_cache": "The longest request does not fit into the KV cache.",
 }

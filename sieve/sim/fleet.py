@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from sieve.arrays import IntArray, PrefixBlocks, Requests
+from sieve.arrays import IntArray, PrefixBlocks, Requests, chain_starts
 from sieve.errors import InvalidInput, TraceError
 from sieve.sim._kernels import fleet as kernel
 from sieve.sim._kernels import layout
@@ -28,11 +28,7 @@ _POLICIES: Final = {
 
 def roots_of(previous: IntArray | None, n: int) -> IntArray:
     """Return the first turn of each request's session, (n,); a request alone is its own."""
-    root = np.arange(n)
-    if previous is not None:
-        while (follows := previous[root] >= 0).any():
-            root = np.where(follows, previous[root], root)
-    return root
+    return np.arange(n) if previous is None else chain_starts(previous)
 
 
 def static_lanes(requests: Requests, replicas: int, routing: Routing, seed: int) -> IntArray:
@@ -49,7 +45,10 @@ def static_lanes(requests: Requests, replicas: int, routing: Routing, seed: int)
     begins = root == np.arange(n)
     if routing == "session":
         if requests.previous is None:
-            raise InvalidInput("routing by session: the traffic has no sessions; use round_robin")
+            raise InvalidInput(
+                "routing by session: the traffic has no turns that wait for the answer before "
+                "(a session_id, and a delay from its second turn on); use round_robin"
+            )
         # Fibonacci hashing spreads consecutive numbers evenly.
         hashed = root.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         return np.asarray((hashed >> np.uint64(32)) % np.uint64(replicas), np.int64)
@@ -118,8 +117,9 @@ def _check(data: EngineInput, replicas: int, routing: Routing, prefix: PrefixBlo
         raise InvalidInput(f"{replicas} replicas; at most {MAX_REPLICAS} are routed by {routing}")
     if not has_events_form(data):
         raise InvalidInput(
-            f"routing by {routing} replays engines without pipelines, priorities, thresholds or "
-            "several kinds of cache; use round_robin"
+            f"routing by {routing} replays engines without pipelines (pp=1), priorities, "
+            "long_prefill_token_threshold or several kinds of cache; choose such candidates "
+            "(--set grid.pp=[1]), or fleet.routing: round_robin"
         )
     nodes = int(data.settings[layout.NUM_BLOCKS]) + len(data.arrival)
     needed = replicas * (4 * data.shared.num_keys + 40 * nodes * bool(data.shared.num_keys))

@@ -32,7 +32,7 @@ MAX_SPAN_S = 1e9
 """Nanoseconds of it fit 64 bits with room."""
 
 REQUEST_EXCEEDS_CACHE = "request_exceeds_cache"
-STOPPED_EARLY = "queue_grows_without_bound"
+STOPPED_EARLY = "max_wait_exceeded"
 """A request waited longer than `ReplaySettings.max_wait_s`."""
 
 

@@ -21,6 +21,7 @@ from sieve.traces.limits import MAX_FILE_BYTES, MAX_TOKENS
 
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 _PARQUET_MAGIC: Final = b"PAR1"
+_BOM: Final = b"\xef\xbb\xbf"
 _CHUNK_BYTES: Final = 1 << 22
 _HEADER_BYTES: Final = 1 << 16
 _INDEX: Final = "__row"
@@ -35,7 +36,7 @@ class TraceFile:
         name: the file's name without folders, for reports.
         content: the bytes, decompressed.
         sha256: hash of the file as stored.
-        columns: column names in file order, outer spaces stripped.
+        columns: column names in file order, outer spaces stripped; none in JSON.
         first_row: line of the first row in a text file; 1 in a Parquet file.
     """
 
@@ -75,6 +76,7 @@ def read_file(path: Path, label: str) -> TraceFile:
     if size > MAX_FILE_BYTES:
         raise _too_large(label)
     content = _decompress(stored, label) if stored.startswith(_GZIP_MAGIC) else stored
+    content = content.removeprefix(_BOM)
     if not content.strip():
         raise TraceError(f"{label}: the file is empty; expected a header line and requests")
     columns, first_row = (
@@ -94,6 +96,8 @@ def read_columns(file: TraceFile, names: Sequence[str]) -> tuple[pl.DataFrame, I
     Raises:
         TraceError: a column is missing or there twice, a line has too many fields, or no rows.
     """
+    if not file.columns:
+        raise TraceError(f"{file.label}: JSON; needed: a table with columns {', '.join(names)}")
     for name in names:
         if file.columns.count(name) != 1:
             problem = "missing" if name not in file.columns else "there more than once"
@@ -146,7 +150,7 @@ def token_counts(
 
 def listing(columns: Sequence[str]) -> str:
     """Return column names for a message, at most twelve and each cut at 40 characters."""
-    shown = ", ".join(name[:40] or "(unnamed)" for name in columns[:12])
+    shown = ", ".join(name[:40] or "(unnamed)" for name in columns[:12]) or "none"
     return shown + (f" and {len(columns) - 12} more" if len(columns) > 12 else "")
 
 
@@ -180,12 +184,14 @@ def _parquet_columns(content: bytes, label: str) -> tuple[str, ...]:
 
 def _text_columns(content: bytes, label: str) -> tuple[tuple[str, ...], int]:
     """Return the header's columns and the line of the first row; blank lines may come first."""
-    head = content[:_HEADER_BYTES].removeprefix(b"\xef\xbb\xbf")
+    head = content[:_HEADER_BYTES]
     body = head.lstrip(b"\r\n")
     blank_lines = head[: len(head) - len(body)].count(b"\n")
     line = body.split(b"\n", 1)[0].rstrip(b"\r")
     if b"\0" in head:
         raise TraceError(f"{label}: binary data; expected CSV (UTF-8, plain or .gz) or Parquet")
+    if body.startswith((b"{", b"[")):  # JSON has no columns
+        return (), blank_lines + 1
     try:
         names = next(csv.reader([line.decode("utf-8")], strict=True))
     except (UnicodeDecodeError, csv.Error):

@@ -74,7 +74,7 @@ def at_level(requests: Requests, level: float) -> Requests:
         InvalidInput: a level that is not positive and finite.
     """
     if not (math.isfinite(level) and level > 0):
-        raise InvalidInput(f"load level is {level!r}; expected a positive number")
+        raise InvalidInput(f"the load level (--level) is {level!r}; expected a positive number")
     if requests.closed_loop_users is not None:
         users = max(1, math.floor(requests.closed_loop_users * level + 0.5))
         return replace(requests, closed_loop_users=users)
@@ -169,7 +169,7 @@ def _detect(file: TraceFile) -> str:
     if set(azure_csv.COLUMNS) <= set(file.columns):
         return "azure_csv"
     if lengths.column_pair(file.columns) is None:
-        is_json = file.columns[0].startswith(("{", "["))
+        is_json = not file.columns
         if is_json and b'"input_length"' in file.content[: 1 << 16]:
             raise TraceError(
                 f"{file.label}: lines of JSON do not state the unit of their times, and none is "

@@ -7,6 +7,7 @@ prompts told as blocks of 512 tokens by number, turns of a session after one ano
 
 from __future__ import annotations
 
+import difflib
 import io
 import json
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 import polars as pl
 
-from sieve.arrays import FloatArray, IntArray, PrefixBlocks, Requests
+from sieve.arrays import FloatArray, IntArray, PrefixBlocks, Requests, chain_starts
 from sieve.errors import TraceError
 from sieve.traces.files import TraceFile
 from sieve.traces.limits import MAX_SPAN_S, MAX_TOKENS
@@ -66,12 +67,11 @@ def read(file: TraceFile, form: Form) -> Requests:
     Raises:
         TraceError: a line that is no such request; file and line are named.
     """
-    frame, lines = _frame(file)
+    frame, lines, notes = _frame(file)
     where = _Where(file, lines)
     prompt = _counts(frame["input_length"], where, least=1)
     output = _counts(frame["output_length"], where, least=0)
     previous, arrival_s, delay_s = _times(frame, where, form)
-    notes = []
     answered = output > 0
     if not answered.any():
         raise TraceError(f"{file.label}: every request has output_length 0; nothing to serve")
@@ -92,6 +92,13 @@ def read(file: TraceFile, form: Form) -> Requests:
         notes.append(
             f"{int((previous >= 0).sum())} turns arrive after the previous answer of their session"
         )
+    sessions = frame["session_id"].drop_nulls()
+    timed = len(sessions) - sessions.n_unique() - int((previous >= 0).sum())
+    if timed:
+        notes.append(
+            f"{timed} later turns have a timestamp of their own: they arrive then, and a router "
+            "sees each as a request of its own"
+        )
     if requests.prefix is not None:
         notes.append(f"prompts share prefixes in blocks of {form.block_tokens} tokens")
     order = np.argsort(arrival_s, kind="stable")
@@ -111,8 +118,8 @@ class _Where:
         return f"{self.file.label}, line {int(self.lines[row])}"
 
 
-def _frame(file: TraceFile) -> tuple[pl.DataFrame, IntArray]:
-    """Return the columns of `_SCHEMA`, null where absent, and the line of each row."""
+def _frame(file: TraceFile) -> tuple[pl.DataFrame, IntArray, list[str]]:
+    """Return the columns of `_SCHEMA`, null where absent, the line of each row, and notes."""
     if file.is_parquet:
         raise TraceError(f"{file.label}: expected JSON lines, but this is a Parquet file")
     starts = [i for i, line in enumerate(file.content.split(b"\n"), 1) if line.strip()]
@@ -125,7 +132,18 @@ def _frame(file: TraceFile) -> tuple[pl.DataFrame, IntArray]:
     if frame is None or any(frame[column].has_nulls() for column in needed):
         _explain(file)
         raise TraceError(f"{file.label}: not JSON lines with input_length and output_length")
-    return frame, np.array(starts, np.int64)
+    return frame, np.array(starts, np.int64), _misspelt(found.columns)
+
+
+def _misspelt(names: list[str]) -> list[str]:
+    """Return a note on each key that is not read and looks like one that is."""
+    missing = [name for name in _SCHEMA if name not in names]
+    near = {
+        name: difflib.get_close_matches(name.lower(), missing, n=1, cutoff=0.75)
+        for name in names[:1000]
+        if name not in _SCHEMA
+    }
+    return [f"key {name[:40]!r} is not read; did you mean {n[0]}?" for name, n in near.items() if n]
 
 
 def _typed(found: pl.DataFrame) -> pl.DataFrame | None:
@@ -153,12 +171,17 @@ def _explain(file: TraceFile) -> None:
             continue
         where = f"{file.label}, line {number}"
         try:
-            record = json.loads(line)
+            record = json.loads(line, parse_constant=_no_number)
         except (ValueError, RecursionError) as error:
             raise TraceError(f"{where}: no JSON ({str(error)[:80]})") from None
         if not isinstance(record, dict):
             raise TraceError(f"{where}: expected a JSON object, found {str(record)[:40]!r}")
         _check_record(record, where)
+
+
+def _no_number(word: str) -> None:
+    """Refuse the words that Python reads beyond JSON."""
+    raise ValueError(f"{word} is no number of JSON")
 
 
 def _check_record(record: dict[str, Any], where: str) -> None:
@@ -203,7 +226,6 @@ def _times(
     frame: pl.DataFrame, where: _Where, form: Form
 ) -> tuple[IntArray, FloatArray, FloatArray]:
     """Return the previous turn of each request, its arrival and its delay in seconds, (n,) each."""
-    n = len(frame)
     turns = frame.with_row_index("row").select(
         "timestamp",
         "delay",
@@ -215,6 +237,8 @@ def _times(
     delay = turns["delay"].to_numpy().astype(np.float64)
     follows = turns["previous"].to_numpy() >= 0
     waits = follows & np.isnan(stamp)
+    single = frame["session_id"].is_null().to_numpy()
+    _refuse(single & ~np.isnan(delay), where, "has a delay and no session_id", "a session_id")
     _refuse(
         follows & ~np.isnan(stamp) & ~np.isnan(delay), where, "has a timestamp and a delay", "one"
     )
@@ -226,11 +250,22 @@ def _times(
     previous = np.where(waits, turns["previous"].to_numpy(), -1).astype(np.int64)
     arrival_s = np.where(waits, 0.0, used)
     arrival_s -= arrival_s[~waits].min()
+    delay_s = np.where(waits, used, 0.0)
     # A turn that waits stands at the arrival of its session's last timed turn.
-    place = np.arange(n)
-    while (behind := previous[place] >= 0).any():
-        place = np.where(behind, previous[place], place)
-    return previous, arrival_s[place], np.where(waits, used, 0.0)
+    arrival_s = arrival_s[chain_starts(previous)]
+    late = arrival_s + _summed_along(previous, delay_s)
+    _refuse(late > MAX_SPAN_S, where, "waits too long after all", f"<= {MAX_SPAN_S:g} s in all")
+    return previous, arrival_s, delay_s
+
+
+def _summed_along(previous: IntArray, values: FloatArray) -> FloatArray:
+    """Return the sum of values from each chain's start to each link, (n,); a start's is 0."""
+    place = np.where(previous >= 0, previous, np.arange(len(previous)))
+    total = np.where(previous >= 0, values, 0.0)
+    while (place[place] != place).any():
+        total = total + total[place]
+        place = place[place]
+    return np.asarray(total, np.float64)
 
 
 def _refuse(
@@ -258,6 +293,7 @@ def _prefix(series: pl.Series, prompt: IntArray, where: _Where, form: Form) -> P
         )
     flat = series.explode(empty_as_null=False).drop_nulls().to_numpy().astype(np.int64)
     if len(flat) != int(count.sum()):
+        _explain(where.file)
         raise TraceError(f"{where.file.label}: hash_ids holds null")
     start = np.concatenate(([0], np.cumsum(count))).astype(np.int64)
     return PrefixBlocks(form.block_tokens, start, chain_ids(start, flat), prompt)
@@ -283,8 +319,10 @@ def chain_ids(start: IntArray, ids: IntArray) -> IntArray:
         return number
     chain = np.full(len(ids), -1, np.int64)
     used = 0
-    for depth in range(int(count.max(initial=0))):
-        at = np.flatnonzero(place == depth)
+    by_depth = np.argsort(place, kind="stable")
+    ends = np.cumsum(np.bincount(place)).tolist() if len(place) else []
+    for depth, (begin, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
+        at = by_depth[begin:end]
         parent = chain[at - 1] if depth else np.zeros(len(at), np.int64)
         pairs = parent * num_ids + number[at]
         distinct, inverse = np.unique(pairs, return_inverse=True)
@@ -313,11 +351,13 @@ def _take_turns(requests: Requests, order: IntArray) -> Requests:
     """Return the requests in order; a turn left out is skipped by the turns after it."""
     previous = requests.previous
     assert previous is not None
-    kept = np.zeros(len(requests) + 1, np.bool_)
-    kept[order] = True
-    kept[-1] = True
-    while (skipped := ~kept[previous]).any():
-        previous = np.where(skipped, previous[previous], previous)
+    n = len(requests)
+    left_out = np.ones(n, np.bool_)
+    left_out[order] = False
+    # The last turn that is kept before one left out; a turn at the start of its session has none.
+    stands_for = chain_starts(np.where(left_out, previous, -1))
+    stands_for = np.where(left_out[stands_for], -1, stands_for)
+    previous = np.where(previous >= 0, stands_for[previous], -1)
     return Requests(
         requests.arrival_s, requests.input_tokens, requests.output_tokens,
         source=requests.source, sha256=requests.sha256, prefix=requests.prefix,

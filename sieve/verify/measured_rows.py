@@ -44,6 +44,8 @@ _MOST: Final[Mapping[str, float]] = {
     "tpot_p50_ms": 1e5, "tpot_p99_ms": 1e5, "itl_mean_ms": 1e5, "e2e_mean_s": 1e6,
     "e2e_p99_s": 1e6, "output_tok_s_total": 1e7, "total_tok_s": 1e8,
 }  # fmt: skip
+MAX_PROMPTS: Final = 1_000_000
+_MOST_RATE: Final = 1e6
 _LEAST_MS: Final = 0.05  # no token and no prompt takes less: such a figure is in seconds
 _COUNTS: Final = ("num_gpus", "tp", "pp", "dp", "ep", "max_num_seqs", "max_num_batched_tokens")
 _NUMBERS: Final = ("isl_mean", "osl_mean", "concurrency", "prefix_hit_rate")
@@ -100,21 +102,30 @@ class MeasuredRow:
 
     @property
     def rate_per_s(self) -> float | None:
-        """Requests per second where the cell holds a number."""
+        """Requests per second where the cell holds a number above 0."""
         try:
             rate = float(self.text["request_rate"])
         except ValueError:
             return None
-        return rate if math.isfinite(rate) else None
+        return rate if 0 < rate <= _MOST_RATE else None
 
     @property
     def num_prompts(self) -> int | None:
-        """Requests of the run, None if the notes do not say."""
+        """Requests of the run, None if the notes do not say.
+
+        Raises:
+            ResultError: none, or more than are replayed.
+        """
         found = _NUM_PROMPTS.search(self.text["notes"])
         if found is None:
             return None
         users = self.count("concurrency")
-        return int(found[1]) * (users or 1) if found[2] else int(found[1])
+        if len(found[1]) > 9:
+            raise ResultError(f"notes: {found[1][:40]} requests; at most {MAX_PROMPTS:,}")
+        n = int(found[1]) * (users or 1) if found[2] else int(found[1])
+        if not 1 <= n <= MAX_PROMPTS:
+            raise ResultError(f"notes: {n:,} requests; expected 1 to {MAX_PROMPTS:,}")
+        return n
 
     @property
     def length_span(self) -> tuple[float, float] | None:

@@ -97,7 +97,7 @@ def test_numbers_without_sense_are_refused(make_spec: Make, keys: dict[str, floa
 
 def test_an_overload_is_named_and_can_be_cut_short(make_spec: Make) -> None:
     report = detail.replay(make_spec(), ONE, level=90.0, max_wait_s=0.05)
-    assert report.data["metrics"]["status"] == "queue_grows_without_bound"
+    assert report.data["metrics"]["status"] == "max_wait_exceeded"
     assert report.requests["finish_s"].null_count() > 0
 
 

@@ -126,7 +126,7 @@ def test_what_a_policy_needs_and_lacks_is_named(tables):
     plain = Requests(np.zeros(3), np.full(3, 4), np.full(3, 2))
     with pytest.raises(InvalidInput, match="does not say which prompts begin alike"):
         simulate(plain, table, settings_(), 2, routing="prefix_affinity")
-    with pytest.raises(InvalidInput, match="no sessions"):
+    with pytest.raises(InvalidInput, match="no turns that wait"):
         simulate(plain, table, settings_(), 2, routing="session")
     with pytest.raises(InvalidInput, match="without pipelines"):
         simulate(plain, table, settings_(pipeline_stages=2), 2, routing="least_loaded")

@@ -45,7 +45,7 @@ def test_parquet_is_found_by_content(tmp_path):
         (b"\x00\x01\x02\n", "binary"),
         ("a,b\n1,2\n".encode("utf-16"), "binary"),
         (b"\xff\xfe\xfa\n", "UTF-8"),
-        (b"\xef\xbb\xbf\n \n", "names no columns"),
+        (b"\xef\xbb\xbf\n \n", "empty"),
         (b" , ,\n1,2,3\n", "names no columns"),
         (gzip.compress(b"a,b\n1,2\n")[:-6], "damaged gzip"),
         (b"\x1f\x8bnot gzip at all", "damaged gzip"),

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sieve.arrays import chain_starts
 from sieve.errors import TraceError
 from sieve.spec import TrafficSpec
 from sieve.traces import load_traffic
@@ -155,3 +156,52 @@ def test_the_public_conversation_trace():
     first = rows[0]["timestamp"]
     assert got.arrival_s == pytest.approx([(r["timestamp"] - first) / 1e3 for r in rows])
     assert len(np.unique(got.prefix.ids)) == len({i for row in rows for i in row["hash_ids"]})
+
+
+def test_compact_json_and_a_byte_order_mark_are_read(tmp_path):
+    line = json.dumps(request(0, 1024, hash_ids=[7, 8]), separators=(",", ":"))
+    assert load(tmp_path, ["\ufeff" + line, line]).input_tokens.tolist() == [1024, 1024]
+
+
+def test_chains_of_turns_are_followed_to_their_start():
+    rng = np.random.default_rng(3)
+    for n in range(1, 40):
+        previous = np.array([-1, *(rng.integers(-1, i) for i in range(1, n))], np.int64)
+        starts = []
+        for place in range(n):
+            while previous[place] >= 0:
+                place = previous[place]
+            starts.append(place)
+        assert chain_starts(previous).tolist() == starts
+
+
+def test_waits_of_a_session_add_up_to_what_can_be_replayed(tmp_path):
+    turn = {"delay": 6e11, "input_length": 200, "output_length": 2, "session_id": "a"}
+    with pytest.raises(TraceError, match="line 3: the request waits too long"):
+        load(tmp_path, [request(0, session_id="a"), turn, turn])
+
+
+@pytest.mark.parametrize(
+    ("line", "part"),
+    [
+        ('{"timestamp":NaN,"input_length":10,"output_length":2}', "line 2: no JSON .NaN"),
+        ('{"timestamp":1,"input_length":10,"output_length":2,"hash_ids":[null]}', "line 2: hash"),
+        ('{"timestamp":1,"delay":5,"input_length":10,"output_length":2}', "line 2: .* session_id"),
+    ],
+    ids=["not_a_number", "null_block", "delay_alone"],
+)
+def test_faults_of_a_line_name_it(tmp_path, line, part):
+    with pytest.raises(TraceError, match=part):
+        load(tmp_path, [request(0, 10, hash_ids=[1]), line])
+
+
+def test_keys_that_look_misspelt_are_told(tmp_path):
+    got = load(tmp_path, [request(0, 10, hash_id=[1])])
+    assert got.prefix is None
+    assert "key 'hash_id' is not read; did you mean hash_ids?" in got.notes
+
+
+def test_later_turns_with_times_of_their_own_are_told(tmp_path):
+    got = load(tmp_path, [request(0, session_id="a"), request(9, session_id="a")])
+    assert got.previous is None
+    assert any(note.startswith("1 later turns have a timestamp") for note in got.notes)
