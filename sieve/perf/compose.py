@@ -10,7 +10,7 @@ of `sieve.perf.constants`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -134,10 +134,11 @@ def step_parts(shape: ServingShape, *, cudagraph_sizes: Sequence[int] | None = N
     batch, context = decode_axes(shape)
     length = prefill_axis(shape)
     prefill, floor = prefill_parts(shape, length)
+    tokens = _token_parts(shape, kernels, grid)
     return StepParts(
         shape=shape,
         tokens=grid,
-        token_parts=_token_parts(shape, kernels, grid),
+        token_parts=tokens,
         padded=padded,
         mixed=padded_sizes(shape.max_num_batched_tokens, sizes),
         head=_head(shape, kernels, np.arange(1.0, shape.max_num_seqs + 1)),
@@ -147,7 +148,7 @@ def step_parts(shape: ServingShape, *, cudagraph_sizes: Sequence[int] | None = N
         length=length,
         prefill_parts=prefill,
         floor=floor,
-        evidence_parts=_evidence_parts(shape, kernels, length),
+        evidence_parts=_evidence_parts(shape, kernels, grid, tokens, length),
     )
 
 
@@ -324,18 +325,38 @@ def _pp_transfer_s(shape: ServingShape) -> float:
 
 
 def _evidence_parts(
-    shape: ServingShape, kernels: _Kernels, length: FloatArray
+    shape: ServingShape,
+    kernels: _Kernels,
+    grid: FloatArray,
+    tokens: list[Part],
+    length: FloatArray,
 ) -> tuple[list[Part], Timing, list[Part], int]:
     """Return tokens, head and decode attention of a usual step, and the place of its prompt."""
     decodes = float(min(_REPRESENTATIVE_DECODES, shape.max_num_seqs))
     prompt = float(min(_REPRESENTATIVE_PROMPT, shape.max_num_batched_tokens))
     context = float(min(_REPRESENTATIVE_CONTEXT, shape.max_context))
     return (
-        _token_parts(shape, kernels, np.array([decodes, prompt])),
+        _some_points(tokens, grid, np.array([decodes, prompt]))
+        or _token_parts(shape, kernels, np.array([decodes, prompt])),
         _head(shape, kernels, np.array([decodes])),
         decode_parts(shape, np.array([decodes]), np.array([context])),
         int(np.argmin(np.abs(length - prompt))),
     )
+
+
+def _some_points(parts: list[Part], grid: FloatArray, points: FloatArray) -> list[Part]:
+    """Return parts at some points of their grid (n,), nothing if a point is not on it."""
+    places = np.searchsorted(grid, points)
+    if not np.array_equal(grid[np.minimum(places, len(grid) - 1)], points):
+        return []
+    return [
+        replace(
+            part,
+            timing=Timing(part.timing.by_class[:, places]),
+            limit_s=np.broadcast_to(part.limit_s, grid.shape)[places],
+        )
+        for part in parts
+    ]
 
 
 def _evidence(parts: StepParts, constants: StepConstants) -> dict[str, dict[str, float]]:

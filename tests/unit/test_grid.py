@@ -257,6 +257,14 @@ def test_cache_formats_of_later_versions(with_axes: Callable[..., Grid], later: 
         with_axes({"kv_cache_dtype": [later]})
 
 
+def test_data_parallel_attention_is_refused_by_name(with_axes: Callable[..., Grid]) -> None:
+    faults = faults_of(lambda: with_axes({"data_parallel_size": [1, 2]}))
+    assert set(faults) == {"grid.axes.data_parallel_size"}
+    words = faults["grid.axes.data_parallel_size"]
+    assert "not modelled yet" in words
+    assert "`replicas`" in words
+
+
 def test_every_fault_of_the_axes_at_once(with_axes: Callable[..., Grid]) -> None:
     axes = {
         "tpp": [1],
