@@ -198,7 +198,8 @@ def misses_of(outcome: Outcome, context: RunContext) -> list[dict[str, Any]]:
     missing = outcome.ranked.filter(pl.col("verdict") != "clears")
     thrown_out = outcome.rejected.filter(pl.col("kind") == "misses_slo")
     misses = nearest_misses(missing, thrown_out, limits_of(context.slos))
-    known = pl.concat([outcome.ranked, outcome.rejected], how="diagonal")
+    near = pl.col("candidate_id").is_in([miss["candidate_id"] for miss in misses])
+    known = pl.concat([outcome.ranked.filter(near), outcome.rejected.filter(near)], how="diagonal")
     return with_remedies(misses, known, context)
 
 

@@ -25,6 +25,9 @@ LARGEST_BLOCK: Final = 300
 """Requests in a block: the scale of a busy period. A shorter trace has ten blocks."""
 PIECES: Final = 4
 """A block begins at every quarter of a block."""
+FEWEST_PIECES: Final = 40
+LARGEST_TABLE: Final = 16_000_000
+"""Numbers in the table of a metric: requests x pieces."""
 SMALLEST: Final = 1e-300
 """Smallest value whose logarithm is taken."""
 
@@ -59,6 +62,8 @@ def draw(num_requests: int, seed: int, resamples: int = RESAMPLES) -> Draws:
     """Return resamples of a trace of `num_requests` requests; equal arguments, equal draws."""
     block = min(max(num_requests // 10, 1), LARGEST_BLOCK)
     pieces = max(num_requests // max(block // PIECES, 1), 1)
+    if pieces > FEWEST_PIECES:  # longer blocks keep the tables of a long trace small
+        pieces = max(min(pieces, LARGEST_TABLE // num_requests), FEWEST_PIECES)
     length = min(PIECES if block >= PIECES else block, pieces)
     blocks = max(round(pieces / length), 1)
     rng = np.random.default_rng([seed, num_requests])

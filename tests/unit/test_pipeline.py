@@ -516,3 +516,14 @@ def test_callbacks_see_every_stage_and_replay(make_spec: Make) -> None:
     assert len(stages) == 7
     assert [n for n, _ in done] == list(range(1, 9))
     assert {total for _, total in done} == {8}
+
+
+def test_the_seed_draws_the_resamples_and_nothing_that_is_pinned(make_spec: Make) -> None:
+    pinned = {"grid.axes.tp": [1], "grid.axes.weight_dtype": ["bf16"],
+              "traffic.synthetic.seed": 5}  # fmt: skip
+    first, second = (entry(sieve.run(make_spec({**pinned, "seed": seed}))) for seed in (0, 1))
+    for metric in ("ttft_p99_s", "tpot_p50_s"):
+        assert first[metric]["mid"] == second[metric]["mid"]
+        assert first["intervals"][metric]["model"] == second["intervals"][metric]["model"]
+    drawn = [row["intervals"]["output_tokens_per_s"]["noise"] for row in (first, second)]
+    assert drawn[0] != drawn[1]
