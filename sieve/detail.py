@@ -94,9 +94,7 @@ def replay(
     if not (np.isfinite(warm_up_s) and warm_up_s >= 0):
         raise InvalidInput(f"the warm-up is {warm_up_s!r} s; expected 0 or more")
     if max_wait_s is not None and not 1e-9 <= max_wait_s <= MAX_WAIT_S:
-        raise InvalidInput(
-            f"the longest wait is {max_wait_s!r} s; expected 1e-9 to {MAX_WAIT_S:g}"
-        )
+        raise InvalidInput(f"the longest wait is {max_wait_s!r} s; expected 1e-9 to {MAX_WAIT_S:g}")
     resolved = load_spec(spec, overrides=overrides)
     context, grid = prepare(resolved, LocalExecutor())
     frame = sized(choose(grid.candidates, candidate), context)

@@ -71,7 +71,9 @@ def scaling(
         SieveError: any fault of the input, or a shape that cannot run.
     """
     if not 1 <= most <= MAX_REPLICAS:
-        raise InvalidInput(f"most replicas (--scaling): found {most}; expected 1 to {MAX_REPLICAS:,}")
+        raise InvalidInput(
+            f"most replicas (--scaling): found {most}; expected 1 to {MAX_REPLICAS:,}"
+        )
     resolved = load_spec(spec, overrides=overrides)
     context, grid = prepare(resolved, LocalExecutor())
     frame = sized(_shape_of(grid.candidates, candidate), context)

@@ -135,7 +135,9 @@ def _refuse_mixed(scaling: int, pool: str | None, split: str | None, given: list
     """
     if split is not None and pool is None:
         raise InvalidInput("--split splits two pools; add --pool with the second candidate")
-    asked = [name for name, there in (("--scaling", scaling), ("--pool", pool is not None)) if there]
+    asked = [
+        name for name, there in (("--scaling", scaling), ("--pool", pool is not None)) if there
+    ]
     mixed = [*asked[1:], *given] if asked else []
     if mixed:
         raise InvalidInput(f"{asked[0]} does not take {', '.join(mixed)}; leave one out")

@@ -217,6 +217,8 @@ def _read_file(file: _File, skipped: list[tuple[str, str]], gpu: Gpu) -> pl.Data
             skipped.append((str(file.path), f"columns {', '.join(lacking)} are missing"))
             return None
         frame = _read_raw(file, schema, lacking)
+        if "latency_us" in schema:  # a finished table, where a raw file may repeat a measurement
+            frame = drop_repeats(file.path, frame, file.op)
     frame = _kept(file, frame, skipped)
     if not frame.height:
         return None

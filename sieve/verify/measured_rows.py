@@ -45,6 +45,7 @@ _MOST: Final[Mapping[str, float]] = {
     "e2e_p99_s": 1e6, "output_tok_s_total": 1e7, "total_tok_s": 1e8,
 }  # fmt: skip
 MAX_PROMPTS: Final = 1_000_000
+_MOST_COUNT: Final = 10_000_000
 _MOST_RATE: Final = 1e6
 _LEAST_MS: Final = 0.05  # no token and no prompt takes less: such a figure is in seconds
 _COUNTS: Final = ("num_gpus", "tp", "pp", "dp", "ep", "max_num_seqs", "max_num_batched_tokens")
@@ -141,6 +142,8 @@ def read_rows(path: Path) -> list[MeasuredRow]:
         ResultError: the file cannot be read; an unknown or missing column; a cell that is not a
             finite number above 0, or cannot be in the unit of its column.
     """
+    if path.exists() and not path.is_file():
+        raise ResultError(f"{path}: not a regular file; expected one CSV file")
     try:
         with path.open(encoding="utf-8", newline="") as handle:
             reader = csv.DictReader(handle)
@@ -174,14 +177,17 @@ def _row(path: Path, number: int, cells: Mapping[str | None, object]) -> Measure
     numbers = {name: _number(where, name, text[name]) for name in (*_COUNTS, *_NUMBERS)}
     for name in _COUNTS:
         value = numbers[name]
-        if value is not None and (value < 1 or value != int(value)):
+        if value is not None and not (1 <= value <= _MOST_COUNT and value == int(value)):
             raise ResultError(
-                f"{where}, {name}: found {text[name]!r}; allowed is a whole number from 1"
+                f"{where}, {name}: found {text[name]!r}; allowed is a whole number from 1 to "
+                f"{_MOST_COUNT:,}"
             )
     for name in ("isl_mean", "osl_mean", "concurrency"):
         value = numbers[name]
-        if value is not None and value < 1:
-            raise ResultError(f"{where}, {name}: found {text[name]!r}; allowed is 1 or more")
+        if value is not None and not 1 <= value <= _MOST_COUNT:
+            raise ResultError(
+                f"{where}, {name}: found {text[name]!r}; allowed is 1 to {_MOST_COUNT:,}"
+            )
     return MeasuredRow(path.name, number, text, numbers, _metrics(where, text))
 
 

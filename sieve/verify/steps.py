@@ -104,6 +104,8 @@ def verify_steps(path: Path) -> dict[str, Any]:
 
 def read_steps(path: Path) -> list[Iteration]:
     """Return the iterations of a Parquet or CSV file; errors as `verify_steps`."""
+    if path.exists() and not path.is_file():
+        raise ResultError(f"{path}: not a regular file; expected one Parquet or CSV file")
     try:
         if path.suffix.lower() == ".parquet":
             frame = pl.read_parquet(path)

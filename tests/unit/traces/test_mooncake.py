@@ -168,7 +168,8 @@ def test_chains_of_turns_are_followed_to_their_start():
     for n in range(1, 40):
         previous = np.array([-1, *(rng.integers(-1, i) for i in range(1, n))], np.int64)
         starts = []
-        for place in range(n):
+        for turn in range(n):
+            place = turn
             while previous[place] >= 0:
                 place = previous[place]
             starts.append(place)
