@@ -16,7 +16,7 @@ def replay(
     candidate: Annotated[
         str,
         typer.Option(
-            help="Candidate id, or axes: tp=2,replicas=4,max_num_seqs=128.", metavar="ID|K=V,..."
+            help="Candidate id, or the axes that tell it apart: gpu=L40S,tp=2,replicas=4.", metavar="ID|K=V,..."
         ),
     ],
     overrides: Annotated[
@@ -67,7 +67,8 @@ def replay(
 ) -> None:
     """Replay one candidate in detail: latencies, the queue and the cache over time, its iterations.
 
-    Example: `sieve replay examples/chat.yaml --candidate tp=2,replicas=2,max_num_seqs=128`
+    Example: `sieve replay examples/chat.yaml --candidate
+    h100-sxm-80gb.tp2.pp1.ep1.r2.fp8.kv-fp8.s128.b2048` (an id from the ranking)
     """
     from sieve import detail
     from sieve.report.replay import print_pools, print_replay, print_scaling

@@ -23,7 +23,8 @@ def blocks(page: Path, language: str) -> list[str]:
 
 COMMANDS = [
     line.removeprefix("$ ")
-    for text in blocks(ROOT / "README.md", "console")
+    for page in (ROOT / "README.md", ROOT / "docs" / "replay.md")
+    for text in blocks(page, "console")
     for line in text.splitlines()
     if line.startswith("$ sieve ")
 ]
@@ -41,14 +42,14 @@ BASE = {
 }
 
 
-def test_commands_of_the_readme_run(monkeypatch, tmp_path):
+def test_commands_of_the_documents_run(monkeypatch, tmp_path):
     """In order, in one folder, as a reader would type them; replays cut to 100 requests."""
     assert len(COMMANDS) >= 5
     monkeypatch.chdir(tmp_path)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     for line in COMMANDS:
         args = shlex.split(line)[1:]
-        if args[0] == "run":
+        if args[0] in {"run", "replay"}:
             args += ["--set", "traffic.requests=100"]
         done = CliRunner().invoke(app, args)
         assert done.exit_code in {0, 4, 5}, f"{line}: {done.output} {done.exception!r}"

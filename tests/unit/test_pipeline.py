@@ -162,7 +162,8 @@ def test_the_other_files_of_a_run(small_run: Any) -> None:
         json.loads(line)
         for line in (small_run.folder / "events.jsonl").read_text(encoding="utf-8").splitlines()
     ]
-    assert [event["event"] for event in events] == ["start", *["stage"] * 7, "end"]
+    names = [event["event"] for event in events if event["event"] != "progress"]
+    assert names == ["start", *["stage"] * 7, "end"]  # progress comes with time, not with work
     assert "<html" in (small_run.folder / "report.html").read_text(encoding="utf-8").lower()
     assert not [p for p in small_run.folder.rglob("*") if p.name.startswith(".part-")]
 
