@@ -16,7 +16,8 @@ def replay(
     candidate: Annotated[
         str,
         typer.Option(
-            help="Candidate id, or the axes that tell it apart: gpu=L40S,tp=2,replicas=4.", metavar="ID|K=V,..."
+            help="Candidate id, or the axes that tell it apart: gpu=L40S,tp=2,replicas=4.",
+            metavar="ID|K=V,...",
         ),
     ],
     overrides: Annotated[
