@@ -43,6 +43,7 @@ def replayed(status: str = "", users: int | None = None) -> Replayed:
         status=status, arrival_s=sent, scheduled_s=sent, first_token_s=first, finish_s=finish,
         num_preemptions=np.zeros(N, np.int64), cached_tokens=np.zeros(N, np.int64), num_steps=1,
         num_request_steps=1, component_s=np.ones(5), peak_blocks=1, peak_batch=1, peak_tokens=1,
+        peak_running=1, short_of_blocks=False,
         makespan_s=float(finish.max()), gaps=gaps, samples=np.zeros((0, 4)),
     )  # fmt: skip
     limits = LatencyLimits(ttft_s=0.2, tpot_s=0.019)
