@@ -128,6 +128,13 @@ def _tie_breaks(candidates: pl.DataFrame, margins: list[FloatArray]) -> IntArray
     ids = candidates["candidate_id"].to_numpy().astype(str)
     position = np.empty(len(candidates), np.int64)
     position[np.lexsort((ids, *reversed(margins)))] = np.arange(len(candidates))
+    if not margins:
+        return position
+    # Token budgets matter least: one of each before a second, or they fill the family's places.
+    keys = candidates.select(*_GROUP, "weight_dtype", "kv_cache_dtype", "max_num_seqs")
+    place = keys.with_columns(pl.Series("place", position))
+    turn = place.select(pl.col("place").rank("ordinal").over(keys.columns)).to_series().to_numpy()
+    position[np.lexsort((position.copy(), turn))] = np.arange(len(candidates))
     return position
 
 
