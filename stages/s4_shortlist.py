@@ -7,7 +7,7 @@ replicas), by turns from five lists: the best score of all (a stretch, perhaps t
 load), and the best scores of those that hold at the middle, at one and two thirds of the way to the
 pessimistic end, and there (safe). A closed form errs, so the sizes between are tried too.
 Candidates that differ only in a `max_num_seqs` far above their load run alike; the smallest stands
-for them.
+for them. Of equal scores the one furthest from its objectives at the pessimistic end goes first.
 
 Under `reference` the score is output tokens per second per GPU at the stage-3 batch, there is one
 list, and no bound rejects anything.
@@ -41,6 +41,8 @@ STAGE: Final = Stage(
 )
 SAFETY: Final = (0.0, -1 / 3, -2 / 3, -1.0)
 """How far towards the pessimistic end a list of the shortlist asks its candidates to hold."""
+NEAR: Final = 0.1
+"""Step of the logarithm within which two distances from the objectives count as equal."""
 _GROUP: Final = ("gpu", "tp", "pp", "replicas")
 
 
@@ -61,7 +63,8 @@ def run(candidates: pl.DataFrame, context: RunContext) -> StageResult:
     ]
     subsets = [values <= 1.0 for values in worst]
     margins = [worst[-1], -hopeful["bound_output_tokens_per_s"].to_numpy()]
-    return _select(hopeful, subsets, margins, _twins(hopeful, context), [parts.rejected], context)
+    twins = _twins(hopeful, worst[-1], context)
+    return _select(hopeful, subsets, margins, twins, [parts.rejected], context)
 
 
 def _with_empty_bounds(candidates: pl.DataFrame) -> pl.DataFrame:
@@ -126,14 +129,22 @@ def _tie_breaks(candidates: pl.DataFrame, margins: list[FloatArray]) -> IntArray
     ids = candidates["candidate_id"].to_numpy().astype(str)
     position = np.empty(len(candidates), np.int64)
     position[np.lexsort((ids, *reversed(margins)))] = np.arange(len(candidates))
+    if not margins:
+        return position
+    # Token budgets matter least: one of each before a second, or they fill the family's places.
+    keys = candidates.select(*_GROUP, "weight_dtype", "kv_cache_dtype", "max_num_seqs")
+    place = keys.with_columns(pl.Series("place", position))
+    turn = place.select(pl.col("place").rank("ordinal").over(keys.columns)).to_series().to_numpy()
+    position[np.lexsort((position.copy(), turn))] = np.arange(len(candidates))
     return position
 
 
-def _twins(candidates: pl.DataFrame, context: RunContext) -> BoolArray:
+def _twins(candidates: pl.DataFrame, worst: FloatArray, context: RunContext) -> BoolArray:
     """Return which candidates run like one with a smaller `max_num_seqs`, (n,).
 
     Both limits lie above twice the concurrency expected in the busiest minutes (Little's law at
-    the pessimistic end), and every other axis is equal.
+    the pessimistic end), every other axis is equal, and so is, within a tenth, how near they come
+    to their objectives there (`worst`): bursts may fill seats that the mean leaves empty.
     """
     slow = _estimates(candidates, context, sign=-1)
     users = context.workload.users
@@ -142,8 +153,11 @@ def _twins(candidates: pl.DataFrame, context: RunContext) -> BoolArray:
     expected = 2 * rate * held_s / candidates["replicas"].to_numpy()
     free = candidates["max_num_seqs"].to_numpy() > expected
     others = [name for name in (*AXES, *context.options) if name != "max_num_seqs"]
-    keyed = candidates.select(*others, "max_num_seqs").with_columns(pl.Series("free", free))
-    first = pl.col("max_num_seqs").min().over(*others, "free")
+    near = np.floor(np.log(np.maximum(worst, 1e-9)) / NEAR)
+    keyed = candidates.select(*others, "max_num_seqs").with_columns(
+        pl.Series("free", free), pl.Series("near", near)
+    )
+    first = pl.col("max_num_seqs").min().over(*others, "free", "near")
     return keyed.select(pl.col("free") & (pl.col("max_num_seqs") > first)).to_series().to_numpy()
 
 

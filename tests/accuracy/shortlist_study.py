@@ -3,7 +3,7 @@
     python tests/accuracy/shortlist_study.py [FILE]
 
 Shipped traffic, models and the default grid on GPU types with kernel tables; load level 1.0. Takes
-about twenty minutes on two cores.
+about half an hour on two cores.
 """
 
 from __future__ import annotations
@@ -85,11 +85,23 @@ def page(rows: list[tuple[tuple[str, str, float], dict[str, Any]]]) -> str:
         )
     lines += [
         "",
-        "| size | best found | of the top 5 | mean regret | worst regret | other verdict |",
-        "|---|---|---|---|---|---|",
+        f"{len(rows)} of the script's {len(list(cases()))} combinations, all that were run listed.",
+        "",
+        "| size | best found | regret <= 0.1 % | of top 5 | mean regret | worst | other verdict |",
+        "|---|---|---|---|---|---|---|",
     ]
     for size in sorted({*SIZES, own}):
         lines.append(_by_size(rows, size))
+    lines += [
+        "",
+        "The strict recall is below the 95 % aimed at: at equal GPUs the traffic sets the cost,",
+        "and the last digits that order the best few (the drain at the end of the trace) are",
+        "beyond a closed form. Regret meets its 2 %. Stage 4 needed three changes, found on",
+        "these very combinations, none of which was held out: of equal scores the one furthest",
+        "from its objectives goes first, not the one with most capacity (which lost 12 % once);",
+        "seats are told apart where the pessimistic end tells them apart; a family's places go",
+        "to different seats and precisions before other token budgets (85 % once).",
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -103,7 +115,8 @@ def _by_size(rows: list[tuple[tuple[str, str, float], dict[str, Any]]], size: in
     hits = sum(row["recall_best"] for row in scored)
     top = sum(row["recall_top5"] for row in scored) / len(scored)
     return (
-        f"| {size} | {hits:.0f} of {len(scored)} ({hits / len(scored):.0%}) | {top:.0%} "
+        f"| {size} | {hits:.0f} of {len(scored)} ({hits / len(scored):.0%}) "
+        f"| {sum(x <= 0.001 for x in regrets)} of {len(scored)} | {top:.0%} "
         f"| {sum(regrets) / max(len(regrets), 1):.2%} | {max(regrets, default=0.0):.2%} "
         f"| {len(scored) - len(regrets)} |"
     )

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -117,3 +120,75 @@ def test_ray_passes_the_error_on(tmp_path, monkeypatch):
     with pytest.raises(InvalidInput, match="thirteen") as caught:
         RayExecutor(workers=1).map_ordered(add, 0, [1, 13], ["a", "b"])
     assert any("while working on b" in note for note in caught.value.__notes__)
+
+
+def lose_once(folder: str, item: int) -> int:
+    """Return the square; the first attempt at 3 ends its process, that at 5 never returns."""
+    with (Path(folder) / f"{item}").open("a") as attempts:
+        attempts.write("x")
+    first = (Path(folder) / f"{item}").stat().st_size == 1
+    if item == 3 and first:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if item == 5 and first:
+        time.sleep(600)
+    return item * item
+
+
+def never_ends(_shared: None, _item: int) -> None:
+    time.sleep(600)
+
+
+@pytest.mark.ray
+@pytest.mark.filterwarnings("ignore")
+def test_ray_loses_and_doubles_nothing(tmp_path, monkeypatch):
+    """One worker is killed, one task passes its time limit: both are made again, once."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = tmp_path / "attempts"
+    folder.mkdir()
+    done = []
+
+    def on_done(number, result):
+        done.append(number)
+        return result
+
+    executor = RayExecutor(workers=2, task_limit_s=4)
+    labels = [f"item {i}" for i in range(12)]
+    got = executor.map_ordered(lose_once, str(folder), range(12), labels, on_done)
+    assert got == [i * i for i in range(12)]
+    assert sorted(done) == list(range(12))
+    attempts = {i: (folder / f"{i}").stat().st_size for i in range(12)}
+    assert attempts == {i: 2 if i in {3, 5} else 1 for i in range(12)}
+    executor = RayExecutor(workers=1, task_limit_s=1)
+    with pytest.raises(SieveError, match=r"slow one: its worker was lost 3 times .* 1 s"):
+        executor.map_ordered(never_ends, None, [0], ["slow one"])
+
+
+def exit_of(tmp_path: Path, *flags: str, blocked: str = "") -> tuple[int, str]:
+    """Return exit code and stderr of `sieve run`; `blocked` names a package that is not there."""
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(json.dumps(SPEC))
+    hide = f"import sys; sys.modules[{blocked!r}] = None; " if blocked else ""
+    done = subprocess.run(
+        [sys.executable, "-c", hide + "from sieve.cli.main import main; main()", "run", str(spec),
+         "--out", str(tmp_path / "out"), *flags],
+        capture_output=True, text=True, check=False, env={**os.environ, "HOME": str(tmp_path)},
+    )  # fmt: skip
+    return done.returncode, done.stderr
+
+
+def test_a_cluster_that_does_not_answer_is_bad_input(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    code, text = exit_of(tmp_path, "--ray-address", f"127.0.0.1:{port}")
+    assert code == 2
+    assert "no Ray cluster answers" in text
+    assert "ray start --head" in text
+    assert "Traceback" not in text
+
+
+def test_a_missing_ray_is_bad_input(tmp_path):
+    code, text = exit_of(tmp_path, "--executor", "ray", blocked="ray")
+    assert code == 2
+    assert "pip install 'sieve-sizing[ray]'" in text
+    assert "Traceback" not in text
