@@ -163,6 +163,55 @@ def test_ray_loses_and_doubles_nothing(tmp_path, monkeypatch):
         executor.map_ordered(never_ends, None, [0], ["slow one"])
 
 
+def square_and_tell_the_node(folder: str, item: int) -> int:
+    import ray
+
+    with (Path(folder) / f"{item}").open("a") as nodes:
+        nodes.write(f"{ray.get_runtime_context().get_node_id()}\n")
+    time.sleep(0.5)
+    return item * item
+
+
+@pytest.mark.ray
+@pytest.mark.filterwarnings("ignore")
+def test_a_lost_node_costs_no_task(tmp_path, monkeypatch):
+    """Two nodes; the second is killed while its tasks run: they are made again on the first."""
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = tmp_path / "attempts"
+    folder.mkdir()
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    try:
+        second = cluster.add_node(num_cpus=1)
+        lost = second.node_id
+        done: list[int] = []
+
+        def nodes_of(item: int) -> list[str]:
+            path = folder / f"{item}"
+            return path.read_text().split() if path.exists() else []
+
+        def on_done(number: int, result: int) -> int:
+            begun = {node for item in range(16) for node in nodes_of(item)}
+            if lost in begun and second.any_processes_alive():
+                cluster.remove_node(second, allow_graceful=False)
+            done.append(number)
+            return result
+
+        executor = RayExecutor(address=cluster.address)
+        labels = [f"item {i}" for i in range(16)]
+        got = executor.map_ordered(
+            square_and_tell_the_node, str(folder), range(16), labels, on_done
+        )
+    finally:
+        cluster.shutdown()
+    assert got == [i * i for i in range(16)]
+    assert sorted(done) == list(range(16))
+    again = [item for item in range(16) if len(nodes_of(item)) > 1]
+    assert again
+    assert all(nodes_of(item)[0] == lost != nodes_of(item)[-1] for item in again)
+
+
 def exit_of(tmp_path: Path, *flags: str, blocked: str = "") -> tuple[int, str]:
     """Return exit code and stderr of `sieve run`; `blocked` names a package that is not there."""
     spec = tmp_path / "spec.yaml"
