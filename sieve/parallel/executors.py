@@ -141,6 +141,12 @@ class RayExecutor:
             ray.init(**options)
         except ConnectionError as error:
             raise SieveError(_no_answer(self.address, error)) from None
+        except RuntimeError as error:  # its processes did not come up in Ray's own time
+            ray.shutdown()
+            raise SieveError(
+                f"Ray did not start: {str(error).splitlines()[0][:200]}; see the logs below "
+                "/tmp/ray/session_latest/logs, or use --executor local"
+            ) from None
 
     def _run(
         self,

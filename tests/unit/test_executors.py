@@ -26,6 +26,17 @@ SPEC = {
 }
 
 
+@pytest.fixture(scope="module")
+def ray_folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("ray_home")
+
+
+@pytest.fixture
+def ray_home(ray_folder, monkeypatch):
+    """Keep Ray's token out of the user's home; a process reads it once, so one folder for all."""
+    monkeypatch.setenv("HOME", str(ray_folder))
+
+
 def add(shared: int, item: int) -> int:
     if item == 13:
         raise InvalidInput("thirteen")
@@ -115,8 +126,7 @@ def test_ray_gives_the_same_bytes_as_threads(tmp_path):
 
 @pytest.mark.ray
 @pytest.mark.filterwarnings("ignore")  # Ray's own start-up warns about its future defaults
-def test_ray_passes_the_error_on(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
+def test_ray_passes_the_error_on(ray_home):
     with pytest.raises(InvalidInput, match="thirteen") as caught:
         RayExecutor(workers=1).map_ordered(add, 0, [1, 13], ["a", "b"])
     assert any("while working on b" in note for note in caught.value.__notes__)
@@ -140,9 +150,8 @@ def never_ends(_shared: None, _item: int) -> None:
 
 @pytest.mark.ray
 @pytest.mark.filterwarnings("ignore")
-def test_ray_loses_and_doubles_nothing(tmp_path, monkeypatch):
+def test_ray_loses_and_doubles_nothing(tmp_path, ray_home):
     """One worker is killed, one task passes its time limit: both are made again, once."""
-    monkeypatch.setenv("HOME", str(tmp_path))
     folder = tmp_path / "attempts"
     folder.mkdir()
     done = []
@@ -163,6 +172,23 @@ def test_ray_loses_and_doubles_nothing(tmp_path, monkeypatch):
         executor.map_ordered(never_ends, None, [0], ["slow one"])
 
 
+def test_a_ray_that_does_not_start_is_told_in_one_line():
+    class Stuck:
+        def __init__(self) -> None:
+            self.is_up = True
+
+        def init(self, **_options: object) -> None:
+            raise RuntimeError("Timed out waiting for file port\nand more")
+
+        def shutdown(self) -> None:
+            self.is_up = False
+
+    ray = Stuck()
+    with pytest.raises(SieveError, match=r"^Ray did not start: Timed out .*port; see .*local$"):
+        RayExecutor()._connect(ray)
+    assert not ray.is_up
+
+
 def square_and_tell_the_node(folder: str, item: int) -> int:
     import ray
 
@@ -174,11 +200,10 @@ def square_and_tell_the_node(folder: str, item: int) -> int:
 
 @pytest.mark.ray
 @pytest.mark.filterwarnings("ignore")
-def test_a_lost_node_costs_no_task(tmp_path, monkeypatch):
+def test_a_lost_node_costs_no_task(tmp_path, ray_home):
     """Two nodes; the second is killed while its tasks run: they are made again on the first."""
     from ray.cluster_utils import Cluster
 
-    monkeypatch.setenv("HOME", str(tmp_path))
     folder = tmp_path / "attempts"
     folder.mkdir()
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})

@@ -63,5 +63,5 @@ def test_none_up_to_the_most_is_said(make_spec: Make) -> None:
 
 @pytest.mark.parametrize("most", [0, -1, 10**6])
 def test_counts_without_sense_are_refused(make_spec: Make, most: int) -> None:
-    with pytest.raises(InvalidInput, match="replicas at most"):
+    with pytest.raises(InvalidInput, match="most replicas"):
         scaling(make_spec(), ONE, most=most)
