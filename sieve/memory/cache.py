@@ -173,7 +173,7 @@ def _shared_out(layout: CacheLayout, dcp: int) -> CacheLayout:
     return replace(layout, groups=tuple(groups))
 
 
-def token_bytes(kind: LayerKind, tp: int, kv_bytes: float, kv_dtype: str, latent: bool) -> float:  # noqa: FBT001
+def token_bytes(kind: LayerKind, tp: int, kv_bytes: float, kv_dtype: str, *, latent: bool) -> float:
     """Return what one token takes in one layer on one rank; 0 for a recurrent state."""
     if kind.state is not None:
         return 0.0
@@ -225,7 +225,7 @@ def _layout(
             num_states += count
             continue
         name = kind.kind if kind.kind in {"window", "chunk"} else "full"
-        each = token_bytes(kind, tp, kv_bytes, kv_dtype, latent)
+        each = token_bytes(kind, tp, kv_bytes, kv_dtype, latent=latent)
         merged[name, each, kind.window_tokens] += count
     if not merged and not num_states:
         return CacheLayout(1.0, (Group("full", 1, block_size),))
@@ -290,7 +290,9 @@ def _compressed_layout(
 
     Assumed: pages of different sizes are packed without loss.
     """
-    growing = sum(n * token_bytes(k, tp, kv_bytes, kv_dtype, True) for k, n in counts.items())  # noqa: FBT003
+    growing = sum(
+        n * token_bytes(k, tp, kv_bytes, kv_dtype, latent=True) for k, n in counts.items()
+    )
     block = max(1.0, growing * _COMPRESSED_BLOCK)
     window = max(kind.window_tokens for kind in counts)
     held = sum(n * k.head_dim * kv_bytes * k.window_tokens for k, n in counts.items())

@@ -25,8 +25,6 @@ from sieve.catalog.precisions import STORED_WEIGHT_BYTES
 from sieve.memory.formats import PLAIN_BYTES, weight_format
 from sieve.units import MIB
 
-UNQUANTISED_BYTES: Final = PLAIN_BYTES
-"""Bytes of a weight that quantisation leaves alone: embeddings, head, router, norms."""
 _IN_16_BITS: Final = dict.fromkeys(PARTS, PLAIN_BYTES)
 _LARGE_BYTES: Final = 10 * MIB  # the caching allocator gives such a tensor a segment of its own
 _SEGMENT_BYTES: Final = 2 * MIB  # in multiples of this

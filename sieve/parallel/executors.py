@@ -66,7 +66,7 @@ class LocalExecutor:
 def _labelled(function: Work, shared: Any, item: Any, label: str) -> Any:
     try:
         return function(shared, item)
-    except Exception as error:
+    except Exception as error:  # of any kind: raised on, with the candidate's name
         error.add_note(f"while working on {label}")
         raise
 

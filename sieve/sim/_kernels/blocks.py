@@ -36,7 +36,7 @@ from sieve.sim._kernels.layout import (
 
 
 @jit
-def unlink(blk, b):  # type: ignore[no-untyped-def]
+def unlink(blk, b):
     """Take block b out of the free list."""
     before = blk[b, K_PREV]
     after = blk[b, K_NEXT]
@@ -45,7 +45,7 @@ def unlink(blk, b):  # type: ignore[no-untyped-def]
 
 
 @jit
-def link(blk, b, before):  # type: ignore[no-untyped-def]
+def link(blk, b, before):
     """Put block b into the free list, behind block `before`."""
     after = blk[before, K_NEXT]
     blk[b, K_PREV] = before
@@ -55,7 +55,7 @@ def link(blk, b, before):  # type: ignore[no-untyped-def]
 
 
 @jit
-def forget(blk, reg, b):  # type: ignore[no-untyped-def]
+def forget(blk, reg, b):
     """Drop the key of block b: it can no longer be found."""
     key = blk[b, K_KEY]
     newer = blk[b, K_NEWER]
@@ -71,7 +71,7 @@ def forget(blk, reg, b):  # type: ignore[no-untyped-def]
 
 
 @jit
-def register(blk, reg, b, key):  # type: ignore[no-untyped-def]
+def register(blk, reg, b, key):
     """Make block b findable under `key`, as the newest of its duplicates."""
     blk[b, K_KEY] = key
     oldest = reg[key]
@@ -88,7 +88,7 @@ def register(blk, reg, b, key):  # type: ignore[no-untyped-def]
 
 
 @jit
-def take(blk, reg):  # type: ignore[no-untyped-def]
+def take(blk, reg):
     """Return the block in front of the free list, taken out and forgotten."""
     b = blk[0, K_NEXT]
     after = blk[b, K_NEXT]
@@ -101,7 +101,7 @@ def take(blk, reg):  # type: ignore[no-untyped-def]
 
 
 @jit
-def give_back(state, blk, table, row, first, stop):  # type: ignore[no-untyped-def]
+def give_back(state, blk, table, row, first, stop):
     """Release table[row, first:stop] from the last block to the first (`free_blocks`).
 
     Registered blocks go to the back of the free list, the others as one piece to its front.
@@ -122,7 +122,7 @@ def give_back(state, blk, table, row, first, stop):  # type: ignore[no-untyped-d
 
 
 @jit
-def release(settings, state, req, blk, table, num_groups, r):  # type: ignore[no-untyped-def]
+def release(settings, state, req, blk, table, num_groups, r):
     """Give back all blocks of request r, group by group."""
     row = req[r, R_ROW]
     width = settings[TABLE_WIDTH]
@@ -137,13 +137,13 @@ def release(settings, state, req, blk, table, num_groups, r):  # type: ignore[no
 
 
 @jit
-def blocks_for(span, fixed, g, tokens):  # type: ignore[no-untyped-def]
+def blocks_for(span, fixed, g, tokens):
     """Return the blocks of group g that hold `tokens` tokens."""
     return fixed[g] if fixed[g] > 0 else (tokens + span[g] - 1) // span[g]
 
 
 @jit
-def drop_skipped(settings, state, req, blk, table, window, span, r, processed):  # type: ignore[no-untyped-def]
+def drop_skipped(settings, state, req, blk, table, window, span, r, processed):
     """Replace blocks wholly before each window by null entries (`remove_skipped_blocks`)."""
     width = settings[TABLE_WIDTH]
     row = req[r, R_ROW]
@@ -162,7 +162,7 @@ def drop_skipped(settings, state, req, blk, table, window, span, r, processed): 
 
 
 @jit
-def extend(settings, state, req, blk, reg, table, span, fixed, r, tokens):  # type: ignore[no-untyped-def]
+def extend(settings, state, req, blk, reg, table, span, fixed, r, tokens):
     """Give request r blocks for `tokens` tokens in every group; the caller has checked the room."""
     width = settings[TABLE_WIDTH]
     row = req[r, R_ROW]
@@ -177,14 +177,14 @@ def extend(settings, state, req, blk, reg, table, span, fixed, r, tokens):  # ty
 
 
 @jit
-def can_settle(settings, req, r, tokens):  # type: ignore[no-untyped-def]
+def can_settle(settings, req, r, tokens):
     """Return whether `tokens` computed tokens fill a block of request r that is not yet settled."""
     known = req[r, R_KNOWN] - settings[KEY_AHEAD]
     return min(tokens, known) >= (req[r, R_SETTLED] + 1) * settings[BLOCK_SIZE]
 
 
 @jit
-def settle(settings, req, blk, reg, table, keys, window, num_keys, r, tokens):  # type: ignore[no-untyped-def]
+def settle(settings, req, blk, reg, table, keys, window, num_keys, r, tokens):
     """Make the blocks of request r findable up to `tokens` tokens (`cache_blocks`).
 
     A window group registers only the blocks that a hit at the end of the prompt, or at the
@@ -211,7 +211,7 @@ def settle(settings, req, blk, reg, table, keys, window, num_keys, r, tokens):  
 
 
 @jit
-def find_full(reg, keys, kind, hits, num_keys, offset, limit):  # type: ignore[no-untyped-def]
+def find_full(reg, keys, kind, hits, num_keys, offset, limit):
     """Return how many blocks from the first are found in every full-attention group."""
     for j in range(limit):
         for g in range(len(kind)):
@@ -224,7 +224,7 @@ def find_full(reg, keys, kind, hits, num_keys, offset, limit):  # type: ignore[n
 
 
 @jit
-def find_window(reg, keys, kind, hits, num_keys, offset, limit, k, reach):  # type: ignore[no-untyped-def]
+def find_window(reg, keys, kind, hits, num_keys, offset, limit, k, reach):
     """Return the blocks that all groups of window kind k can take over, null before the window."""
     run = 0
     for g in range(len(kind)):
@@ -250,7 +250,7 @@ def find_window(reg, keys, kind, hits, num_keys, offset, limit, k, reach):  # ty
 
 
 @jit
-def lookup(settings, req, reg, keys, window, kind, hits, num_keys, r):  # type: ignore[no-untyped-def]
+def lookup(settings, req, reg, keys, window, kind, hits, num_keys, r):
     """Return the blocks of request r found in the cache; `hits` gets their ids by group.
 
     `HybridKVCacheCoordinator.find_longest_cache_hit`: kinds shorten the hit in turn, until none
@@ -296,7 +296,7 @@ def lookup(settings, req, reg, keys, window, kind, hits, num_keys, r):  # type: 
 
 
 @jit
-def admission_need(settings, blk, window, span, fixed, hits, hit, tokens, capped):  # type: ignore[no-untyped-def]
+def admission_need(settings, blk, window, span, fixed, hits, hit, tokens, capped):
     """Return the free blocks that an admission takes: new ones and hits that nobody holds."""
     need = 0
     for g in range(len(window)):
@@ -318,7 +318,7 @@ def admission_need(settings, blk, window, span, fixed, hits, hit, tokens, capped
 
 
 @jit
-def hold_hits(settings, state, req, blk, table, window, hits, hit, r):  # type: ignore[no-untyped-def]
+def hold_hits(settings, state, req, blk, table, window, hits, hit, r):
     """Put the hit blocks into the table of request r (`allocate_new_computed_blocks`)."""
     width = settings[TABLE_WIDTH]
     row = req[r, R_ROW]

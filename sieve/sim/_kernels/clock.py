@@ -54,20 +54,20 @@ class Clock(NamedTuple):
 
 
 @inlined
-def roofline_s(sweep, tokens, read, pairs, kv_read, kv_write, linear, pair):  # type: ignore[no-untyped-def]
+def roofline_s(sweep, tokens, read, pairs, kv_read, kv_write, linear, pair):
     """Return max(memory, compute) of an iteration, as `RooflineCost`."""
     memory = sweep + read * kv_read + tokens * kv_write
     return max(memory, tokens * linear + pairs * pair)
 
 
 @inlined
-def whole_ns(seconds):  # type: ignore[no-untyped-def]
+def whole_ns(seconds):
     """Return seconds as nanoseconds, rounded."""
     return np.int64(seconds * 1e9 + 0.5)
 
 
 @jit
-def batch_end_ns(stage_free, start, seconds, transfer_s):  # type: ignore[no-untyped-def]
+def batch_end_ns(stage_free, start, seconds, transfer_s):
     """Return when a batch leaves the last stage, and note when each stage is free again."""
     stages = len(stage_free)
     stage_ns = whole_ns(seconds / stages)
@@ -82,7 +82,7 @@ def batch_end_ns(stage_free, start, seconds, transfer_s):  # type: ignore[no-unt
 
 
 @jit
-def gap_bin(edges, gap):  # type: ignore[no-untyped-def]
+def gap_bin(edges, gap):
     """Return the bin of a gap in nanoseconds."""
     low, high = 0, len(edges) - 2
     while low < high:

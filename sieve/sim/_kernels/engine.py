@@ -168,7 +168,7 @@ from sieve.sim._kernels.queues import dequeue, enqueue, expect, head, pop_expect
 
 
 @jit
-def grown(log, need):  # type: ignore[no-untyped-def]
+def grown(log, need):
     """Return the log with room for `need` numbers."""
     size = len(log)
     while size < need:
@@ -180,7 +180,7 @@ def grown(log, need):  # type: ignore[no-untyped-def]
 
 
 @jit
-def victim_of(settings, state, req, running):  # type: ignore[no-untyped-def]
+def victim_of(settings, state, req, running):
     """Return the position in the running list of the request to preempt."""
     last = state[S_RUNNING] - 1
     if settings[PRIORITY] == 0:
@@ -197,7 +197,7 @@ def victim_of(settings, state, req, running):  # type: ignore[no-untyped-def]
 
 
 @jit
-def replay(  # type: ignore[no-untyped-def]
+def replay(
     settings,
     accept,
     window,

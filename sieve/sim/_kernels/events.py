@@ -114,7 +114,6 @@ KEY: Final = 3
 NEWER: Final = 4
 OLDER: Final = 5
 WATCH: Final = 6
-NUM_NODE_COLUMNS: Final = 8
 
 # Cache scalars.
 FREE: Final = 0
@@ -166,7 +165,7 @@ ROOM: Final = 4  # of the running list, in multiples of the most that run
 
 
 @inlined
-def _unlink(node, x):  # type: ignore[no-untyped-def]
+def _unlink(node, x):
     before = node[x, PREV]
     after = node[x, NEXT]
     node[before, NEXT] = after
@@ -174,7 +173,7 @@ def _unlink(node, x):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _append(node, x):  # type: ignore[no-untyped-def]
+def _append(node, x):
     """Put node x at the back of the free list."""
     last = node[0, PREV]
     node[x, PREV] = last
@@ -184,7 +183,7 @@ def _append(node, x):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _take(cache, node, reg, stack, n, count):  # type: ignore[no-untyped-def]
+def _take(cache, node, reg, stack, n, count):
     """Take `count` blocks from the front of the free list; the caller has checked the room."""
     cache[FREE] -= count
     bare = min(cache[BARE], count)
@@ -220,7 +219,7 @@ def _take(cache, node, reg, stack, n, count):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _settle(cache, req, node, reg, stack, keys, table, start, r, goal):  # type: ignore[no-untyped-def]
+def _settle(cache, req, node, reg, stack, keys, table, start, r, goal):
     """Make the shared positions of request r findable up to position `goal`."""
     for j in range(req[r, SETTLED], goal):
         cache[TOP] -= 1
@@ -247,9 +246,7 @@ def _settle(cache, req, node, reg, stack, keys, table, start, r, goal):  # type:
 
 
 @inlined
-def _give_back(  # type: ignore[no-untyped-def]
-    cache, req, node, reg, stack, keys, table, start, shared, r, held, registered
-):
+def _give_back(cache, req, node, reg, stack, keys, table, start, shared, r, held, registered):
     """Release the `held` blocks of request r, of which the first `registered` have keys."""
     cache[FREE] += held - registered
     cache[BARE] += held - registered
@@ -271,7 +268,7 @@ def _give_back(  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _look_up(cache, node, reg, keys, table, start, shared, r, limit):  # type: ignore[no-untyped-def]
+def _look_up(cache, node, reg, keys, table, start, shared, r, limit):
     """Return the shared blocks of request r that are found, and how many of them nobody holds."""
     cache[SERIAL] += 1
     cache[STALE] = 0
@@ -293,7 +290,7 @@ def _look_up(cache, node, reg, keys, table, start, shared, r, limit):  # type: i
 
 
 @inlined
-def _hold(cache, req, node, table, start, r, hit):  # type: ignore[no-untyped-def]
+def _hold(cache, req, node, table, start, r, hit):
     """Hold the shared blocks that the last lookup of request r found."""
     for j in range(hit):
         x = table[start + j]
@@ -305,7 +302,7 @@ def _hold(cache, req, node, table, start, r, hit):  # type: ignore[no-untyped-de
 
 
 @inlined
-def _chain(req, ends, slot, r, next_, prev):  # type: ignore[no-untyped-def]
+def _chain(req, ends, slot, r, next_, prev):
     """Append request r to the list of `slot`; `ends` has first and last of each, -1: empty."""
     last = ends[slot, 1]
     req[r, prev] = last
@@ -318,7 +315,7 @@ def _chain(req, ends, slot, r, next_, prev):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _unchain(req, ends, slot, r, next_, prev):  # type: ignore[no-untyped-def]
+def _unchain(req, ends, slot, r, next_, prev):
     before = req[r, prev]
     after = req[r, next_]
     if before < 0:
@@ -332,7 +329,7 @@ def _unchain(req, ends, slot, r, next_, prev):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _sample(samples, num_samples, every, now, running, waiting, used):  # type: ignore[no-untyped-def]
+def _sample(samples, num_samples, every, now, running, waiting, used):
     """Add a row to the thinned series; return how many there are and the steps between them."""
     if num_samples == SAMPLES:
         for j in range(SAMPLES // 2):
@@ -348,7 +345,7 @@ def _sample(samples, num_samples, every, now, running, waiting, used):  # type: 
 
 
 @jit
-def advance(  # type: ignore[no-untyped-def]  # noqa: D417 - the rest: `sieve.sim.events_state`
+def advance(  # noqa: D417 - the rest: `sieve.sim.events_state`
     k, until, settings, arrival, prompt, order, order_count, child_start, child, delay,
     key_start, shared, keys, clock, values, results, all_counters, all_component_s, all_gaps,
     all_samples, req, all_ends, all_edges, all_edge_count, all_cache, all_node, all_stack, all_reg,

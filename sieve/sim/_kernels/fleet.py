@@ -34,7 +34,7 @@ _LOAD_SLACK: Final = 4.0
 
 
 @inlined
-def _load(k, settings, values, order_count, all_cache):  # type: ignore[no-untyped-def]
+def _load(k, settings, values, order_count, all_cache):
     """Return the load of replica k, as vLLM's data-parallel router counts it."""
     pending = order_count[k] - values[k, V_STATIC]
     load = float(values[k, V_UNFINISHED] + pending)
@@ -46,7 +46,7 @@ def _load(k, settings, values, order_count, all_cache):  # type: ignore[no-untyp
 
 
 @jit
-def route(  # type: ignore[no-untyped-def]  # noqa: D417 - the rest: `events.advance`
+def route(  # noqa: D417 - the rest: `events.advance`
     policy, requests, chain_start, chain, seen, settings, arrival, prompt, order, order_count,
     child_start, child, delay, key_start, shared, keys, clock, values, results, all_counters,
     all_component_s, all_gaps, all_samples, req, all_ends, all_edges, all_edge_count, all_cache,

@@ -134,7 +134,7 @@ PEAK_RUNNING: Final = 13
 SHORT_OF_BLOCKS: Final = 14  # 1 if ever a waiting request was refused for blocks
 NUM_COUNTERS: Final = 15
 
-STATUS_DONE: Final = 0
+# 0: all requests are done.
 STATUS_STALLED: Final = 1
 STATUS_LIVE_LOCK: Final = 2
 STATUS_OVERLOADED: Final = 3  # a request waited longer than MAX_WAIT_NS

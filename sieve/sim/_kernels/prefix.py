@@ -8,7 +8,7 @@ from sieve.sim._kernels import jit
 
 
 @jit
-def expand_keys(chain, chain_start, shared, block_tokens, block_size, per_chain):  # type: ignore[no-untyped-def]
+def expand_keys(chain, chain_start, shared, block_tokens, block_size, per_chain):
     """Return the keys of the engine's blocks that lie in shared blocks of the trace.
 
     A block of the engine is told by the trace's block that holds its last token, and by its place

@@ -18,7 +18,7 @@ from sieve.sim._kernels.layout import (
 
 
 @jit
-def before(req, a, b):  # type: ignore[no-untyped-def]
+def before(req, a, b):
     """Return whether request a goes before b under the priority policy."""
     if req[a, R_LEVEL] != req[b, R_LEVEL]:
         return req[a, R_LEVEL] < req[b, R_LEVEL]
@@ -28,7 +28,7 @@ def before(req, a, b):  # type: ignore[no-untyped-def]
 
 
 @jit
-def sift(req, heap, size, i):  # type: ignore[no-untyped-def]
+def sift(req, heap, size, i):
     """Restore the heap order after entry i changed."""
     r = heap[i]
     while i > 0 and before(req, r, heap[(i - 1) // 2]):
@@ -52,7 +52,7 @@ def sift(req, heap, size, i):  # type: ignore[no-untyped-def]
 
 
 @jit
-def enqueue(settings, state, req, links, heap, r, side):  # type: ignore[no-untyped-def]
+def enqueue(settings, state, req, links, heap, r, side):
     """Put request r into the waiting queue, in front or at the back."""
     if settings[PRIORITY] != 0:
         size = state[S_WAITING]
@@ -71,7 +71,7 @@ def enqueue(settings, state, req, links, heap, r, side):  # type: ignore[no-unty
 
 
 @jit
-def dequeue(settings, state, req, links, heap, r):  # type: ignore[no-untyped-def]
+def dequeue(settings, state, req, links, heap, r):
     """Take request r out of the waiting queue, wherever it stands."""
     state[S_WAITING] -= 1
     if settings[PRIORITY] != 0:
@@ -90,7 +90,7 @@ def dequeue(settings, state, req, links, heap, r):  # type: ignore[no-untyped-de
 
 
 @jit
-def head(settings, links, heap):  # type: ignore[no-untyped-def]
+def head(settings, links, heap):
     """Return the request that is tried first."""
     if settings[PRIORITY] != 0:
         return heap[0]
@@ -101,7 +101,7 @@ def head(settings, links, heap):  # type: ignore[no-untyped-def]
 
 
 @jit
-def expect(due_at, due, size, at, r):  # type: ignore[no-untyped-def]
+def expect(due_at, due, size, at, r):
     """Add request r, arriving at `at`, to the heap of `size` entries."""
     i = size
     while i > 0:
@@ -116,7 +116,7 @@ def expect(due_at, due, size, at, r):  # type: ignore[no-untyped-def]
 
 
 @jit
-def pop_expected(due_at, due, size):  # type: ignore[no-untyped-def]
+def pop_expected(due_at, due, size):
     """Remove the first of the heap of `size` entries."""
     at = due_at[size - 1]
     r = due[size - 1]
