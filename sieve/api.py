@@ -32,6 +32,7 @@ from sieve.perf.front_end import chat_latency_s, request_work_s
 from sieve.perf.table_folder import used_tables, with_tables
 from sieve.pipeline import (
     EXIT_CODES,
+    WHOLE,
     Outcome,
     answer_of,
     candidates_table,
@@ -39,7 +40,7 @@ from sieve.pipeline import (
     levels_of,
     misses_of,
     ranking_rows,
-    run_stages,
+    run_grid,
 )
 from sieve.ranking.objective import metrics_of, needs_price
 from sieve.report.html import render_report
@@ -157,6 +158,7 @@ def run(
     resume: bool = False,
     on_stage: Callable[[Mapping[str, Any]], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    on_block: Callable[[int, int], None] | None = None,
 ) -> RunResult:
     """Run the sieve over a spec and return its result.
 
@@ -173,6 +175,7 @@ def run(
         resume: take finished replays from `out`, where an earlier run left them.
         on_stage: called with each stage's record.
         progress: called with (done, total) replays.
+        on_block: called with (done, total) combinations of a grid that is searched in blocks.
 
     Raises:
         SieveError: any fault of the input; see `sieve.errors`.
@@ -204,12 +207,14 @@ def run(
             on_stage(record)
 
     if target is not None:
-        target.event("start", name=resolved.run.name, num_candidates=len(grid.candidates))
+        target.event("start", name=resolved.run.name, num_candidates=grid.index.num_candidates)
     try:
-        outcome = run_stages(grid.candidates, context, stop_after=stop_after, on_stage=note)
+        outcome = run_grid(
+            grid, context, stop_after=stop_after, on_stage=note, on_block=on_block
+        )
         result = _result(grid, context, outcome)
         if audit:
-            result.data["audit"] = clean(audit_of(grid.candidates, context, outcome))
+            result.data["audit"] = clean(audit_of(grid, context, outcome))
         if stop_after >= 4:
             workers = fan_out.workers or os.cpu_count() or 1
             result.exhaustive = exhaustive_cost(outcome, context).to_json(workers)
@@ -248,10 +253,10 @@ def dry_run(
     resolved = load_spec(spec, overrides=overrides)
     fan_out = LocalExecutor()
     context, grid = prepare(resolved, fan_out, exhaustive=exhaustive)
-    outcome = run_stages(grid.candidates, context, stop_after=4)
+    outcome = run_grid(grid, context, stop_after=4)
     cost = exhaustive_cost(outcome, context, chosen=True)
     return {
-        "num_candidates": len(grid.candidates),
+        "num_candidates": grid.index.num_candidates,
         "stages": outcome.stages,
         "num_replays": cost.num_replays,
         "estimated_s": cost.elapsed_s(fan_out.workers),
@@ -285,17 +290,17 @@ def prepare(
     if engine.name != "reference":
         outside_s = request_work_s(requests.input_tokens) + chat_latency_s()
         requests = replace(requests, front_end_s=outside_s)
-    check_routing(spec, grid.candidates, model, requests)
+    facts = grid.candidates if grid.index.size <= WHOLE else grid.cover
+    check_routing(spec, facts, model, requests)
     if needs_price(list(objective)):
         require_prices(grid.gpus)
     workload = workload_of(requests)
-    frame = grid.candidates
     tables = StepTables(
         model=model,
         engine=engine,
         gpus=grid.gpus,
-        max_num_batched_tokens=_largest(frame, "max_num_batched_tokens"),
-        max_num_seqs=_largest(frame, "max_num_seqs"),
+        max_num_batched_tokens=_largest(facts, "max_num_batched_tokens"),
+        max_num_seqs=_largest(facts, "max_num_seqs"),
         max_context=workload.longest,
         gpus_per_node=spec.fleet.gpus_per_node or 8,
         nodes_per_replica=spec.fleet.nodes_per_replica or 1,
@@ -360,7 +365,9 @@ def _result(grid: Grid, context: RunContext, outcome: Outcome) -> RunResult:
     simulations = outcome.simulations
     return RunResult(
         data=clean(data),
-        candidates=candidates_table(grid.candidates, outcome),
+        candidates=candidates_table(
+            outcome.kept if outcome.kept is not None else grid.candidates, outcome
+        ),
         simulations=simulations if simulations is not None else pl.DataFrame(),
         files=dict(outcome.files),
     )

@@ -13,7 +13,8 @@ import polars as pl
 from sieve.arrays import BoolArray, FloatArray, IntArray
 from sieve.context import RunContext
 from sieve.frames import METRICS
-from sieve.pipeline import Outcome, run_stages
+from sieve.grid import Grid
+from sieve.pipeline import Outcome, run_grid
 from sieve.ranking.objective import sort_keys
 
 SIZES: Final = (1, 2, 5, 10, 20, 40, 80)
@@ -21,7 +22,7 @@ SIZES: Final = (1, 2, 5, 10, 20, 40, 80)
 TOP: Final = 5
 
 
-def audit(candidates: pl.DataFrame, context: RunContext, outcome: Outcome) -> dict[str, Any]:
+def audit(grid: Grid, context: RunContext, outcome: Outcome) -> dict[str, Any]:
     """Return `audit` of `result.json`: recall and regret of the shortlist, by its size.
 
     `recall_best` is 1 if the best of all, or a candidate with the same metrics to the last digit,
@@ -31,17 +32,17 @@ def audit(candidates: pl.DataFrame, context: RunContext, outcome: Outcome) -> di
     served.
 
     Args:
-        candidates: the grid.
+        grid: candidates.
         context: of the run.
         outcome: of the run; if its shortlist was replayed only, the survivors are replayed here.
     """
     everything = outcome
     if not context.exhaustive:
         complete = replace(context, exhaustive=True)
-        everything = run_stages(candidates, complete, stop_after=6)
+        everything = run_grid(grid, complete, stop_after=6)
     own = context.spec.run.shortlist.size
     sizes = sorted({*SIZES, own})
-    order = _shortlist(candidates, context, max(sizes))
+    order = _shortlist(grid, context, max(sizes))
     rows = [
         {"size": size, **compare(everything.ranked, order[:size], context)}
         for size in sizes
@@ -58,14 +59,12 @@ def audit(candidates: pl.DataFrame, context: RunContext, outcome: Outcome) -> di
     }
 
 
-def _shortlist(candidates: pl.DataFrame, context: RunContext, size: int) -> list[str]:
+def _shortlist(grid: Grid, context: RunContext, size: int) -> list[str]:
     """Return a shortlist of `size` in the order taken; a shorter one is its beginning."""
     run = context.spec.run
     limits = run.shortlist.model_copy(update={"size": size, "exhaustive_below": 0})
     spec = replace(context.spec, run=run.model_copy(update={"shortlist": limits}))
-    chosen = run_stages(
-        candidates, replace(context, spec=spec, exhaustive=False), stop_after=4
-    ).ranked
+    chosen = run_grid(grid, replace(context, spec=spec, exhaustive=False), stop_after=4).ranked
     return list(chosen["candidate_id"])
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import polars as pl
+
 from sieve.arrays import Requests
 from sieve.catalog.architecture import EngineProfile, Gpu, ModelArchitecture
 from sieve.checkpoint import Ledger
@@ -57,6 +59,8 @@ class RunContext:
         options: option axes that appear in the candidate id.
         exhaustive: replay every survivor.
         progress: called with (done, total) while stage 5 runs.
+        preview: returns rows of hopeful candidates in the order in which short replays rank them;
+            None: stage 4 goes by its closed forms alone.
         ledger: finished replays are taken from it and put into it; None: nothing is kept.
     """
 
@@ -73,6 +77,7 @@ class RunContext:
     exhaustive: bool = False
     progress: Callable[[int, int], None] | None = None
     ledger: Ledger | None = None
+    preview: Callable[[pl.DataFrame], Sequence[int]] | None = None
 
     @property
     def is_reference(self) -> bool:

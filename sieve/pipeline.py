@@ -10,8 +10,17 @@ from typing import Any
 import polars as pl
 import polars.selectors as cs
 
+from sieve.blocks import BLOCK, search
 from sieve.context import RunContext
-from sieve.frames import AXES, METRICS, RESAMPLES, bound_column, engine_option
+from sieve.frames import (
+    AXES,
+    METRICS,
+    REJECTION_COLUMNS,
+    RESAMPLES,
+    bound_column,
+    engine_option,
+)
+from sieve.grid import Grid
 from sieve.perf.estimate import Ends, Estimates
 from sieve.perf.replay_cost import ReplayCost, replay_cost
 from sieve.ranking.answer import nearest_misses, settle, status_of, winners
@@ -21,6 +30,8 @@ from sieve.remedies import with_remedies
 from sieve.stage import Stage, StageResult, verify
 from stages import STAGES, s5_simulate, s6_rank
 
+WHOLE = 1_000_000
+"""A grid of more combinations is searched in blocks, and its run folder holds a part of it."""
 EXIT_CODES = {"answer": 0, "no_fit": 3, "no_slo": 4, "weak_evidence": 5}
 _RANKING_FACTS = (
     "rank", "tie_group", "candidate_id", "gpu", "tp", "pp", "ep", "replicas", "num_gpus",
@@ -39,6 +50,8 @@ class Outcome:
         rejected: all rejected candidates with the number of the stage, in order of rejection.
         simulations: one row per candidate and level.
         files: text files below the run folder.
+        kept: columns of the grid of the candidates that are kept; None: of all.
+        num_hopeful: candidates that stage 4's bounds let through; None: they are all kept.
     """
 
     stages: list[dict[str, Any]] = field(default_factory=list)
@@ -46,11 +59,58 @@ class Outcome:
     rejected: pl.DataFrame = field(default_factory=pl.DataFrame)
     simulations: pl.DataFrame | None = None
     files: dict[str, str] = field(default_factory=dict)
+    kept: pl.DataFrame | None = None
+    num_hopeful: int | None = None
 
     @property
     def is_complete(self) -> bool:
         """Whether every stage ran."""
         return len(self.stages) == len(STAGES)
+
+
+def run_grid(
+    grid: Grid,
+    context: RunContext,
+    *,
+    whole: int = WHOLE,
+    block: int = BLOCK,
+    stop_after: int = len(STAGES),
+    on_stage: Callable[[Mapping[str, Any]], None] | None = None,
+    on_block: Callable[[int, int], None] | None = None,
+) -> Outcome:
+    """Return the outcome of the first `stop_after` stages over a grid of any size.
+
+    Args:
+        grid: candidates.
+        context: of the run.
+        whole: a grid of more combinations is searched in blocks, and not all of it is kept.
+        block: combinations of a block.
+        stop_after: number of the last stage.
+        on_stage: called with each stage's record.
+        on_block: called with (done, total) combinations of a search in blocks.
+    """
+    if grid.index.size <= whole:
+        return run_stages(grid.candidates, context, stop_after=stop_after, on_stage=on_stage)
+    found = search(grid, context, block=block, on_block=on_block)
+    outcome = Outcome(
+        stages=found.stages[:stop_after],
+        ranked=found.chosen,
+        rejected=found.rejected,
+        kept=found.kept,
+        num_hopeful=found.num_hopeful,
+    )
+    if stop_after < len(found.stages):
+        # Blocks pass all four stages at once; what later ones made of the rest is undone.
+        later = pl.col("stage") > stop_after
+        nothing = [pl.lit(None, dtype).alias(name) for name, dtype in REJECTION_COLUMNS.items()]
+        undone = outcome.rejected.filter(later).with_columns(nothing)
+        outcome.ranked = pl.concat([outcome.ranked, undone], how="diagonal")
+        outcome.rejected = outcome.rejected.filter(~later)
+        return outcome
+    if on_stage is not None:
+        for record in outcome.stages:
+            on_stage(record)
+    return _run_on(outcome, context, STAGES[len(found.stages) : stop_after], on_stage)
 
 
 def run_stages(
@@ -61,9 +121,18 @@ def run_stages(
     on_stage: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> Outcome:
     """Return the outcome of the first `stop_after` stages over a candidate frame."""
-    outcome = Outcome(ranked=candidates)
-    rejected: list[pl.DataFrame] = []
-    for module in STAGES[:stop_after]:
+    return _run_on(Outcome(ranked=candidates), context, STAGES[:stop_after], on_stage)
+
+
+def _run_on(
+    outcome: Outcome,
+    context: RunContext,
+    modules: Sequence[Any],
+    on_stage: Callable[[Mapping[str, Any]], None] | None,
+) -> Outcome:
+    """Return the outcome with further stages."""
+    rejected: list[pl.DataFrame] = [outcome.rejected] if outcome.stages else []
+    for module in modules:
         stage: Stage = module.STAGE
         started = time.perf_counter()
         result: StageResult = module.run(outcome.ranked, context)

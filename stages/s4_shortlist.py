@@ -15,7 +15,7 @@ list, and no bound rejects anything.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import exp
 from typing import Final
 
@@ -24,7 +24,7 @@ import polars as pl
 
 from sieve.arrays import BoolArray, FloatArray, IntArray
 from sieve.context import RunContext
-from sieve.formulas.sizing import cost_per_mtok, decode_step_s, shortlist
+from sieve.formulas.sizing import by_turns, capped, cost_per_mtok, decode_step_s
 from sieve.frames import AXES
 from sieve.perf.estimate import Ends, Estimates, busy_rate_per_s
 from sieve.ranking.intervals import End, log_error
@@ -46,67 +46,118 @@ NEAR: Final = 0.1
 _GROUP: Final = ("gpu", "tp", "pp", "replicas")
 
 
+
+
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """Candidates whose bounds let them through, and the order in which they are taken.
+
+    Attributes:
+        hopeful: with the columns that the stage adds.
+        missing: those that miss an objective at the optimistic end, with the bound.
+        lists: (lists, n) which of the hopeful each list holds.
+        keys: (keys, n) keys of the objective at the optimistic end, the most important first,
+            smaller is better.
+        margins: (k, n) what decides between equal keys, smaller first; k = 0: the id alone.
+    """
+
+    hopeful: pl.DataFrame
+    missing: pl.DataFrame
+    lists: BoolArray
+    keys: FloatArray
+    margins: FloatArray
+
+
 def run(candidates: pl.DataFrame, context: RunContext) -> StageResult:
     """Return the shortlist, and the rest with the bound they miss or as not selected."""
     if candidates.is_empty():
         return StageResult(_with_empty_bounds(candidates), _no_rows(candidates))
-    if context.is_reference:
-        alone = np.zeros(len(candidates), np.bool_)
-        return _select(_plain_scores(candidates, context), [], [], alone, [], context)
+    return choose(score(candidates, context), context)
+
+
+def score(candidates: pl.DataFrame, context: RunContext) -> Scored:
+    """Return the candidates scored; each row by itself but for twins along `max_num_seqs`."""
+    hopeful, missing, keys = bounded(candidates, context)
+    if context.is_reference or hopeful.is_empty():
+        alone = np.ones((1 if context.is_reference else 1 + len(SAFETY), len(hopeful)), np.bool_)
+        return Scored(hopeful, missing, alone, keys, np.zeros((0, len(hopeful))))
+    ends = [_estimates(hopeful, context, sign=sign) for sign in SAFETY]
+    worst = [_shortfalls(end, context).max(axis=0, initial=0.0) for end in ends]
+    single = ~_twins(hopeful, worst[-1], ends[-1], context)
+    return Scored(
+        hopeful,
+        missing,
+        np.stack([single, *(single & (values <= 1.0) for values in worst)]),
+        keys,
+        np.stack([worst[-1], -hopeful["bound_output_tokens_per_s"].to_numpy()]),
+    )
+
+
+def bounded(
+    candidates: pl.DataFrame, context: RunContext
+) -> tuple[pl.DataFrame, pl.DataFrame, FloatArray]:
+    """Return those whose bounds let them through, the rest, and the keys of the first."""
+    if context.is_reference or candidates.is_empty():
+        scored, keys = _plain_scores(candidates, context)
+        return scored, _no_rows(candidates), keys
     best = _estimates(candidates, context, sign=1)
-    scored = _scores(candidates, best, context)
-    parts = _cut_on_bounds(scored, best, context)
-    hopeful = parts.admitted
-    worst = [
-        _shortfalls(_estimates(hopeful, context, sign=sign), context).max(axis=0, initial=0.0)
-        for sign in SAFETY
-    ]
-    subsets = [values <= 1.0 for values in worst]
-    margins = [worst[-1], -hopeful["bound_output_tokens_per_s"].to_numpy()]
-    twins = _twins(hopeful, worst[-1], context)
-    return _select(hopeful, subsets, margins, twins, [parts.rejected], context)
+    scored, keys = _scores(candidates, best, context)
+    parts, passes = _cut_on_bounds(scored, best, context)
+    return parts.admitted, parts.rejected, keys[:, passes]
 
 
-def _with_empty_bounds(candidates: pl.DataFrame) -> pl.DataFrame:
-    return candidates.with_columns(pl.lit(None, pl.Float64).alias(name) for name in STAGE.adds)
+def leading(scored: Scored, *, size: int, per_family: int) -> IntArray:
+    """Return the rows from which `size` may be chosen by turns, in no order.
+
+    The best `per_family` of each family in each list. Of a part of the candidates they hold all
+    that the whole would take: further candidates move nobody forward in a list.
+    """
+    family = _families(scored.hopeful)
+    count = len(scored.lists) * size
+    rows = [row for order in _orders(scored) for row in capped(order, family, per_family, count)]
+    return np.array(sorted(set(rows)), np.int64)
 
 
-def _no_rows(candidates: pl.DataFrame) -> pl.DataFrame:
-    return reject(
-        _with_empty_bounds(candidates), kind="", reason="", observed=0.0, limit=0.0, unit=""
-    )
-
-
-def _select(
-    hopeful: pl.DataFrame,
-    subsets: list[BoolArray],
-    margins: list[FloatArray],
-    twins: BoolArray,
-    missing: list[pl.DataFrame],
-    context: RunContext,
-) -> StageResult:
+def sizes(context: RunContext) -> tuple[int, int]:
+    """Return how many candidates may be looked at more closely, and most of one family."""
     limits = context.spec.run.shortlist
-    everything = context.exhaustive or len(hopeful) <= limits.exhaustive_below
+    return limits.size, limits.per_family
+
+
+def takes_all(hopeful: int, context: RunContext) -> bool:
+    """Return whether all of so many hopeful candidates go on."""
+    return context.exhaustive or hopeful <= context.spec.run.shortlist.exhaustive_below
+
+
+def choose(scored: Scored, context: RunContext, *, everyone: bool | None = None) -> StageResult:
+    """Return the shortlist in the order taken, and the rest with their reason.
+
+    Args:
+        scored: candidates.
+        context: of the run.
+        everyone: whether all of them are taken; default: as `takes_all` says.
+    """
+    hopeful = scored.hopeful
     if hopeful.is_empty():
-        return StageResult(hopeful, pl.concat([*missing, _no_rows(hopeful.drop(STAGE.adds))]))
-    pool = np.arange(len(hopeful)) if everything else np.flatnonzero(~twins)
-    names = hopeful.select(pl.concat_str(_GROUP, separator="|"))["gpu"].to_numpy().astype(str)
-    taken = pool[
-        shortlist(
-            hopeful["score"].to_numpy()[pool],
-            _tie_breaks(hopeful, margins)[pool],
-            names[pool],
-            preferred=[subset[pool] for subset in subsets],
-            size=len(hopeful) if everything else limits.size,
-            per_family=len(hopeful) if everything else limits.per_family,
-        )
-    ]
+        rest = _no_rows(hopeful.drop(STAGE.adds))
+        return StageResult(hopeful, pl.concat([scored.missing, rest]))
+    if everyone if everyone is not None else takes_all(len(hopeful), context):
+        whole = np.ones((1, len(hopeful)), np.bool_)
+        taken = _orders(replace(scored, lists=whole))[0]
+    else:
+        taken = _take(scored, context)
     chosen = hopeful[taken]
-    left = hopeful.join(
-        chosen.select("candidate_id"), on="candidate_id", how="anti", maintain_order="left"
+    left = np.ones(len(hopeful), np.bool_)
+    left[taken] = False
+    return StageResult(
+        chosen, pl.concat([scored.missing, turned_down(hopeful.filter(left), chosen)])
     )
-    lowest = float(hopeful["score"].to_numpy()[taken].min())
-    rest = reject(
+
+
+def turned_down(left: pl.DataFrame, chosen: pl.DataFrame) -> pl.DataFrame:
+    """Return candidates that were not chosen with their reason."""
+    lowest = float(chosen["score"].to_numpy().min())
+    return reject(
         left,
         kind="not_selected",
         reason="not_selected",
@@ -116,37 +167,70 @@ def _select(
         .then(pl.lit("score, the lowest one taken"))
         .otherwise(pl.lit("score, the lowest one taken; its family or its turn was full")),
     )
-    return StageResult(chosen, pl.concat([*missing, rest]))
 
 
-def _tie_breaks(candidates: pl.DataFrame, margins: list[FloatArray]) -> IntArray:
-    """Return the place of each candidate among equal scores, (n,).
+def _take(scored: Scored, context: RunContext) -> IntArray:
+    """Return the rows of the shortlist in the order taken."""
+    limits = context.spec.run.shortlist
+    family, orders = _families(scored.hopeful), _orders(scored)
+    return by_turns(orders, family, size=limits.size, per_family=limits.per_family)
+
+
+def _with_empty_bounds(candidates: pl.DataFrame) -> pl.DataFrame:
+    return candidates.with_columns(pl.lit(None, pl.Float64).alias(name) for name in STAGE.adds)
+
+
+def _no_rows(candidates: pl.DataFrame) -> pl.DataFrame:
+    return reject(
+        _with_empty_bounds(candidates.clear()),
+        kind="", reason="", observed=0.0, limit=0.0, unit="",
+    )  # fmt: skip
+
+
+def _families(candidates: pl.DataFrame) -> IntArray:
+    """Return a number of each candidate's (GPU, TP, PP, replicas), (n,)."""
+    keys = candidates.select(pl.struct(_GROUP).rank("dense")).to_series()
+    return keys.to_numpy().astype(np.int64)
+
+
+def _orders(scored: Scored) -> list[IntArray]:
+    """Return the rows of each list, the best first.
 
     Where the traffic sets the throughput, all that carry it with as many GPUs cost the same: the
     one furthest from its objectives at the pessimistic end goes first, then the one with more
     capacity, then the id. The plain rules have the id alone.
     """
-    ids = candidates["candidate_id"].to_numpy().astype(str)
-    position = np.empty(len(candidates), np.int64)
-    position[np.lexsort((ids, *reversed(margins)))] = np.arange(len(candidates))
-    if not margins:
-        return position
-    # Token budgets matter least: one of each before a second, or they fill the family's places.
-    keys = candidates.select(*_GROUP, "weight_dtype", "kv_cache_dtype", "max_num_seqs")
-    place = keys.with_columns(pl.Series("place", position))
-    turn = place.select(pl.col("place").rank("ordinal").over(keys.columns)).to_series().to_numpy()
-    position[np.lexsort((position.copy(), turn))] = np.arange(len(candidates))
-    return position
+    hopeful = scored.hopeful
+    place = np.empty(len(hopeful), np.int64)
+    place[hopeful["candidate_id"].arg_sort().to_numpy()] = np.arange(len(hopeful))
+    orders = []
+    for members in scored.lists:
+        rows = np.flatnonzero(members)
+        keys = scored.keys[::-1, rows]
+        if not len(scored.margins):
+            orders.append(rows[np.lexsort((place[rows], *keys))])
+            continue
+        # Token budgets matter least: one of each before a second, or they fill the family's places.
+        margins = (place[rows], *scored.margins[::-1, rows])
+        position = np.empty(len(rows), np.int64)
+        position[np.lexsort(margins)] = np.arange(len(rows))
+        alike = hopeful.select(*_GROUP, "weight_dtype", "kv_cache_dtype", "max_num_seqs")[rows]
+        alike = alike.with_columns(pl.Series(f"key{i}", key) for i, key in enumerate(keys))
+        placed = alike.with_columns(pl.Series("position", position))
+        turn = placed.select(pl.col("position").rank("ordinal").over(alike.columns)).to_series()
+        orders.append(rows[np.lexsort((position, turn.to_numpy(), *keys))])
+    return orders
 
 
-def _twins(candidates: pl.DataFrame, worst: FloatArray, context: RunContext) -> BoolArray:
+def _twins(
+    candidates: pl.DataFrame, worst: FloatArray, slow: Estimates, context: RunContext
+) -> BoolArray:
     """Return which candidates run like one with a smaller `max_num_seqs`, (n,).
 
     Both limits lie above twice the concurrency expected in the busiest minutes (Little's law at
-    the pessimistic end), every other axis is equal, and so is, within a tenth, how near they come
+    the pessimistic end, `slow`), every other axis is equal, and so is, within a tenth, how near they come
     to their objectives there (`worst`): bursts may fill seats that the mean leaves empty.
     """
-    slow = _estimates(candidates, context, sign=-1)
     users = context.workload.users
     rate = users or busy_rate_per_s(context.requests, "p99") or 0.0
     held_s = np.ones(len(candidates)) if users else slow.e2e_s("mean")
@@ -161,7 +245,9 @@ def _twins(candidates: pl.DataFrame, worst: FloatArray, context: RunContext) -> 
     return keyed.select(pl.col("free") & (pl.col("max_num_seqs") > first)).to_series().to_numpy()
 
 
-def _plain_scores(candidates: pl.DataFrame, context: RunContext) -> pl.DataFrame:
+def _plain_scores(
+    candidates: pl.DataFrame, context: RunContext
+) -> tuple[pl.DataFrame, FloatArray]:
     """Return the score of the sizing specification 9.6: tokens/s per GPU from the bounds of 9.5."""
     bandwidth = {name: gpu.mem_bw_bytes_per_s for name, gpu in context.gpus.items()}
     tp, pp = candidates["tp"].to_numpy(), candidates["pp"].to_numpy()
@@ -177,12 +263,14 @@ def _plain_scores(candidates: pl.DataFrame, context: RunContext) -> pl.DataFrame
         overhead_s=0.0,
     )
     tokens = batch / tpot
-    return candidates.with_columns(
-        pl.Series("score", tokens / (tp * pp)),
+    scores = tokens / (tp * pp)
+    scored = candidates.with_columns(
+        pl.Series("score", scores),
         pl.Series("bound_output_tokens_per_s", tokens * candidates["replicas"].to_numpy()),
         pl.lit(None, pl.Float64).alias("bound_ttft_s"),
         pl.Series("bound_tpot_s", tpot),
     )
+    return scored, -scores[None, :]
 
 
 def _estimates(candidates: pl.DataFrame, context: RunContext, *, sign: float) -> Estimates:
@@ -204,7 +292,13 @@ def _estimates(candidates: pl.DataFrame, context: RunContext, *, sign: float) ->
     return Estimates(candidates, context.tables, requests, workload, ends)
 
 
-def _scores(candidates: pl.DataFrame, best: Estimates, context: RunContext) -> pl.DataFrame:
+def _scores(
+    candidates: pl.DataFrame, best: Estimates, context: RunContext
+) -> tuple[pl.DataFrame, FloatArray]:
+    """Return the candidates with score and bounds, and the objective's keys, (keys, n).
+
+    The score is the first key; further ones decide between equal scores.
+    """
     tokens = best.capacity_per_s() * context.workload.mean_output
     offered = context.workload.offered_tokens_per_s
     served = tokens if offered is None else np.minimum(tokens, offered)
@@ -213,16 +307,13 @@ def _scores(candidates: pl.DataFrame, best: Estimates, context: RunContext) -> p
         return _metric(name, candidates, served, best, context)
 
     keys = sort_keys(context.spec.run.rank.objective, metric, context.spec.source)
-    score = -keys[0]
-    if len(keys) > 1:
-        score = np.empty(len(candidates))
-        score[np.lexsort(tuple(reversed(keys)))] = -np.arange(len(candidates), dtype=np.float64)
-    return candidates.with_columns(
-        pl.Series("score", score, pl.Float64),
+    scored = candidates.with_columns(
+        pl.Series("score", -keys[0], pl.Float64),
         pl.Series("bound_output_tokens_per_s", tokens),
         pl.Series("bound_ttft_s", best.ttft_s("p50")),
         pl.Series("bound_tpot_s", best.tpot_s("mean")),
     )
+    return scored, np.stack(keys)
 
 
 def _metric(
@@ -309,20 +400,25 @@ def _shortfalls(ends: Estimates, context: RunContext) -> FloatArray:
     return np.array(rows).reshape(len(rows), ends.size)
 
 
-def _cut_on_bounds(candidates: pl.DataFrame, best: Estimates, context: RunContext) -> StageResult:
-    """Return candidates whose optimistic end may meet every objective, and the rest."""
+def _cut_on_bounds(
+    candidates: pl.DataFrame, best: Estimates, context: RunContext
+) -> tuple[StageResult, BoolArray]:
+    """Return candidates whose optimistic end may meet every objective and the rest, and which."""
     limits = _limits(context)
     ratios = _shortfalls(best, context)
     if not limits:
-        return StageResult(candidates, _no_rows(candidates.drop(STAGE.adds)))
+        everyone = np.ones(len(candidates), np.bool_)
+        return StageResult(candidates, _no_rows(candidates.drop(STAGE.adds))), everyone
     worst = ratios.argmax(axis=0)
     values = np.stack([_values(best, metric, stat) for metric, stat, _, _ in limits])
-    return split(
+    fails = ratios.max(axis=0) > 1.0
+    parts = split(
         candidates,
-        pl.Series(ratios.max(axis=0) > 1.0),
+        pl.Series(fails),
         kind="misses_slo",
         reason="bound_misses_slo",
         observed=pl.Series(values[worst, np.arange(len(worst))]),
         limit=pl.Series(np.array([limit for _, _, limit, _ in limits])[worst]),
         unit=pl.Series(np.array([text for _, _, _, text in limits])[worst]),
     )
+    return parts, ~fails

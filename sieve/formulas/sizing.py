@@ -207,9 +207,25 @@ def shortlist(
     """
     order = np.lexsort((np.asarray(ids), -np.asarray(scores, np.float64)))
     _, family = np.unique(np.asarray(families), return_inverse=True)
-    lists = [order]
-    lists += [order[np.asarray(subset, np.bool_)[order]] for subset in preferred]
-    queues = [iter(_capped(queue, family, per_family, len(lists) * size)) for queue in lists]
+    orders = [order, *(order[np.asarray(subset, np.bool_)[order]] for subset in preferred)]
+    return by_turns(orders, family, size=size, per_family=per_family)
+
+
+def by_turns(
+    orders: Sequence[IntArray], family: IntArray, *, size: int, per_family: int
+) -> IntArray:
+    """Return the positions taken by turns from several lists, in the order taken.
+
+    Each list gives its first candidate that is not taken and whose family has fewer than
+    `per_family` members, until `size` are taken.
+
+    Args:
+        orders: positions of candidates, the best first; lists may overlap.
+        family: (n,) numbers of equal family, by position.
+        size: how many to take.
+        per_family: most of one family.
+    """
+    queues = [iter(capped(order, family, per_family, len(orders) * size)) for order in orders]
     taken: dict[int, None] = {}
     members: dict[int, int] = {}
     while queues and len(taken) < size:
@@ -227,7 +243,7 @@ def shortlist(
     return np.array(list(taken), np.int64)
 
 
-def _capped(order: IntArray, family: IntArray, per_family: int, count: int) -> list[int]:
+def capped(order: IntArray, family: IntArray, per_family: int, count: int) -> list[int]:
     """Return the first `count` of an order with at most `per_family` of one family."""
     ranked = family[order]
     by_family = np.argsort(ranked, kind="stable")

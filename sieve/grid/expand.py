@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -15,33 +15,19 @@ from sieve.catalog.accelerators import gpu_slug
 from sieve.catalog.architecture import EngineProfile, Gpu, ModelArchitecture
 from sieve.catalog.engines import chunks_prompts, default_block_size, default_for_gpu
 from sieve.catalog.precisions import STORED_WEIGHT_BYTES
-from sieve.errors import Fault, NotYetError, SieveError, SpecError
+from sieve.errors import Fault, InvalidInput, SieveError, SpecError
 from sieve.frames import OPTIONS
-from sieve.grid.axes import KV_BYTES, Axis, resolve_axes, resolve_gpus
+from sieve.grid.axes import KV_BYTES, resolve_axes, resolve_gpus
+from sieve.grid.index import GridIndex, make_index
 from sieve.spec import ResolvedSpec
 
-MAX_CANDIDATES: Final = 5_000_000
+MAX_FRAME: Final = 5_000_000
 _TYPES: Final = {int: pl.Int64, float: pl.Float64, bool: pl.Boolean, type(None): pl.Int64}
 _CONTEXT_PARALLEL: Final = "decode_context_parallel_size"
 
 
-@dataclass(frozen=True, eq=False)
-class Grid:
-    """The candidate frame and the GPUs it names.
-
-    Attributes:
-        candidates: one row each, columns of `frames.columns_after(0)`, sorted as enumerated.
-        gpus: GPU facts by the name in the `gpu` column.
-        options: option axes that appear in the candidate id.
-    """
-
-    candidates: pl.DataFrame
-    gpus: dict[str, Gpu]
-    options: tuple[str, ...]
-
-
 def expand(spec: ResolvedSpec, model: ModelArchitecture, engine: EngineProfile) -> Grid:
-    """Return every candidate of the spec's grid.
+    """Return the spec's grid; nothing is enumerated yet.
 
     Raises:
         SpecError: unknown axes, values or conditions, all at once; an empty or too large grid.
@@ -59,15 +45,73 @@ def expand(spec: ResolvedSpec, model: ModelArchitecture, engine: EngineProfile) 
     if not gpus:
         raise SpecError(spec.source, [Fault("fleet.gpus", "is empty; name at least one GPU")])
     columns: dict[str, list[Any]] = {"gpu": list(gpus), **{k: v.values for k, v in axes.items()}}
-    codes = _enumerate(columns, axes, model, spec.source)
-    frame = _frame_of(columns, codes, axes, gpus, model, engine)
-    options = tuple(k for k in columns if k in OPTIONS)
-    if engine.name != "reference":
-        frame = _as_stored(frame)
-    frame = frame.with_columns(candidate_id(frame, options))
-    # From here on a block is what requests draw: its tokens on all ranks that share it out.
-    shared = pl.col("block_size") * pl.col("decode_context_parallel_size")
-    return Grid(frame.with_columns(shared.alias("block_size")), gpus, options)
+    index = make_index(columns, axes, moe=model.moe is not None, source=spec.source)
+    return Grid(index, gpus, model, engine)
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """A grid of candidates: rows are made when they are asked for.
+
+    Attributes:
+        index: candidates as numbers.
+        gpus: GPU facts by the name in the `gpu` column.
+        model, engine: what the rows are about.
+    """
+
+    index: GridIndex
+    gpus: dict[str, Gpu]
+    model: ModelArchitecture
+    engine: EngineProfile
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Option axes that appear in the candidate id."""
+        return tuple(name for name in self.index.columns if name in OPTIONS)
+
+    @cached_property
+    def candidates(self) -> pl.DataFrame:
+        """Every candidate: columns of `frames.columns_after(0)`, sorted as enumerated.
+
+        Raises:
+            InvalidInput: too many to be held at once.
+        """
+        if self.index.size > MAX_FRAME:
+            raise InvalidInput(
+                f"the grid has {self.index.size:,} combinations; this command lists at most "
+                f"{MAX_FRAME:,}. Shorten an axis, or search it with `sieve run`"
+            )
+        return self.rows(np.arange(self.index.size, dtype=np.int64))
+
+    def rows(self, numbers: IntArray) -> pl.DataFrame:
+        """Return the candidates of these index numbers; numbers that are none are left out."""
+        return self.frame(self.index.codes(numbers))
+
+    def frame(self, codes: Mapping[str, IntArray]) -> pl.DataFrame:
+        """Return the candidates of these codes, with their ids."""
+        return self.named(self.bare(codes))
+
+    def bare(self, codes: Mapping[str, IntArray]) -> pl.DataFrame:
+        """Return the candidates of these codes without ids."""
+        frame = _frame_of(codes, self)
+        if self.engine.name != "reference":
+            frame = _as_stored(frame)
+        # From here on a block is what requests draw: its tokens on all ranks that share it out.
+        shared = pl.col("block_size") * pl.col("decode_context_parallel_size")
+        return frame.with_columns(shared.alias("block_size"))
+
+    def named(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """Return the frame with each candidate's id."""
+        own = pl.col("block_size") // pl.col("decode_context_parallel_size")
+        ids = frame.with_columns(own.alias("block_size"))
+        return frame.with_columns(
+            ids.select(candidate_id(ids, self.options)).to_series().alias("candidate_id")
+        )
+
+    @cached_property
+    def cover(self) -> pl.DataFrame:
+        """Candidates, real or not, among which every column takes each value that it can take."""
+        return self.bare(self.index.cover(("gpu", "enable_chunked_prefill", "max_model_len")))
 
 
 def _as_stored(frame: pl.DataFrame) -> pl.DataFrame:
@@ -79,76 +123,17 @@ def _as_stored(frame: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _enumerate(
-    columns: dict[str, list[Any]],
-    axes: Mapping[str, Axis],
-    model: ModelArchitecture,
-    source: str,
-) -> dict[str, IntArray]:
-    """Return for each axis the value index of every candidate; -1 stands for `otherwise`."""
-    sizes = [len(values) for values in columns.values()]
-    total = math.prod(sizes)
-    if total == 0:
-        empty = [name for name, values in columns.items() if not values]
-        raise SpecError(source, [Fault(f"grid.axes.{empty[0]}", "has no values")])
-    if total > MAX_CANDIDATES:
-        raise NotYetError(
-            f"{source}: the grid has {total:,} candidates; this version searches at most "
-            f"{MAX_CANDIDATES:,}. Shorten an axis"
-        )
-    index = np.arange(total)
-    codes: dict[str, IntArray] = {}
-    for name, size in zip(reversed(columns), reversed(sizes), strict=True):
-        codes[name] = (index % size).astype(np.int64)
-        index //= size
-    keep = np.ones(total, np.bool_)
-    for name in _conditional(axes, source):
-        holds = np.ones(total, np.bool_)
-        for key, allowed in (axes[name].when or {}).items():
-            if key == "model.moe":
-                holds &= (model.moe is not None) in allowed
-            else:
-                # The last entry stands for code -1: the other axis' own `otherwise`.
-                values = [*columns[key], axes[key].otherwise if key in axes else None]
-                holds &= np.array([_plain(value) in allowed for value in values])[codes[key]]
-        keep &= holds | (codes[name] == 0)
-        codes[name] = np.where(holds, codes[name], -1)
-    return {name: codes[name][keep] for name in columns}
+def _frame_of(codes: Mapping[str, IntArray], grid: Grid) -> pl.DataFrame:
+    gpus, model, engine = grid.gpus, grid.model, grid.engine
+    columns = grid.index.columns
 
-
-def _conditional(axes: Mapping[str, Axis], source: str) -> list[str]:
-    """Return the conditional axes, each after those that its condition is on."""
-    waiting = {name: set(axis.when) for name, axis in axes.items() if axis.when is not None}
-    order: list[str] = []
-    while waiting:
-        ready = [name for name, keys in waiting.items() if not keys & waiting.keys()]
-        if not ready:
-            path = f"grid.axes.{next(iter(waiting))}.when"
-            raise SpecError(source, [Fault(path, "the conditions of these axes form a circle")])
-        order += ready
-        for name in ready:
-            del waiting[name]
-    return order
-
-
-def _plain(value: Any) -> Any:
-    return value[0] if isinstance(value, tuple) else value
-
-
-def _frame_of(
-    columns: Mapping[str, list[Any]],
-    codes: Mapping[str, IntArray],
-    axes: Mapping[str, Axis],
-    gpus: Mapping[str, Gpu],
-    model: ModelArchitecture,
-    engine: EngineProfile,
-) -> pl.DataFrame:
     def gather(name: str, part: int | None = None) -> pl.Series:
-        table = list(columns[name])
-        if name in axes and axes[name].when is not None:
-            table.append(axes[name].otherwise)
+        table = grid.index.values(name)
         values = [v[part] if part is not None else v for v in table]
-        return pl.Series(name, values)[np.where(codes[name] < 0, len(table) - 1, codes[name])]
+        chosen = np.where(codes[name] < 0, len(table) - 1, codes[name])
+        return pl.Series(name, values)[chosen] if len(values) > 1 else pl.Series(
+            name, values
+        ).new_from_index(0, len(chosen))
 
     frame = pl.DataFrame(
         {name: gather(name) for name in columns if name not in {"weight_dtype"}}
