@@ -209,9 +209,7 @@ def run(
     if target is not None:
         target.event("start", name=resolved.run.name, num_candidates=grid.index.num_candidates)
     try:
-        outcome = run_grid(
-            grid, context, stop_after=stop_after, on_stage=note, on_block=on_block
-        )
+        outcome = run_grid(grid, context, stop_after=stop_after, on_stage=note, on_block=on_block)
         result = _result(grid, context, outcome)
         if audit:
             result.data["audit"] = clean(audit_of(grid, context, outcome))
@@ -253,7 +251,7 @@ def dry_run(
     resolved = load_spec(spec, overrides=overrides)
     fan_out = LocalExecutor()
     context, grid = prepare(resolved, fan_out, exhaustive=exhaustive)
-    outcome = run_grid(grid, context, stop_after=4)
+    outcome = run_grid(grid, context, stop_after=4, preview=False)
     cost = exhaustive_cost(outcome, context, chosen=True)
     return {
         "num_candidates": grid.index.num_candidates,

@@ -16,6 +16,7 @@ from sieve.frames import METRICS
 from sieve.grid import Grid
 from sieve.pipeline import Outcome, run_grid
 from sieve.ranking.objective import sort_keys
+from stages import s4_shortlist
 
 SIZES: Final = (1, 2, 5, 10, 20, 40, 80)
 """Sizes of shortlist that are compared, besides the spec's own."""
@@ -29,7 +30,9 @@ def audit(grid: Grid, context: RunContext, outcome: Outcome) -> dict[str, Any]:
     is on the shortlist; `recall_top5` is the share of the five best, such equals counted once;
     `regret` says how much worse the shortlist's best is on the ranking objective (its first metric,
     or the weighted product), as a share; null if its best has a worse verdict, or if nothing can be
-    served.
+    served. `num_met` counts the survivors that meet every objective in the middle; `closed_form`
+    and `hard_cut` hold the three for a shortlist without short replays, and for one of those only
+    whose middle meets the objectives.
 
     Args:
         grid: candidates.
@@ -42,7 +45,7 @@ def audit(grid: Grid, context: RunContext, outcome: Outcome) -> dict[str, Any]:
         everything = run_grid(grid, complete, stop_after=6)
     own = context.spec.run.shortlist.size
     sizes = sorted({*SIZES, own})
-    order = _shortlist(grid, context, max(sizes))
+    order = order_of(grid, context, max(sizes), preview=context.spec.run.shortlist.preview)
     rows = [
         {"size": size, **compare(everything.ranked, order[:size], context)}
         for size in sizes
@@ -55,17 +58,32 @@ def audit(grid: Grid, context: RunContext, outcome: Outcome) -> dict[str, Any]:
         "size": own,
         "best": best[0] if best else None,
         "num_exhaustive": everything.stages[4]["num_in"],
+        "num_met": int((everything.ranked["verdict"] != "misses").sum()),
+        "closed_form": compare(everything.ranked, order_of(grid, context, own, preview=0), context),
+        "hard_cut": compare(everything.ranked, _hard_cut(grid, context), context),
         "by_size": rows,
     }
 
 
-def _shortlist(grid: Grid, context: RunContext, size: int) -> list[str]:
+def order_of(grid: Grid, context: RunContext, size: int, *, preview: int) -> list[str]:
     """Return a shortlist of `size` in the order taken; a shorter one is its beginning."""
     run = context.spec.run
-    limits = run.shortlist.model_copy(update={"size": size, "exhaustive_below": 0})
+    changes = {"size": size, "exhaustive_below": 0, "preview": preview}
+    limits = run.shortlist.model_copy(update=changes)
     spec = replace(context.spec, run=run.model_copy(update={"shortlist": limits}))
     chosen = run_grid(grid, replace(context, spec=spec, exhaustive=False), stop_after=4).ranked
     return list(chosen["candidate_id"])
+
+
+def _hard_cut(grid: Grid, context: RunContext) -> list[str]:
+    """Return the shortlist by closed forms of those alone whose middle meets the objectives."""
+    plain = replace(context, exhaustive=False, preview=None)
+    scored = s4_shortlist.score(run_grid(grid, plain, stop_after=3).ranked, plain)
+    middle = scored.lists[1:2] if len(scored.lists) > 1 else scored.lists
+    if not middle.any():
+        return []
+    chosen = s4_shortlist.choose(replace(scored, lists=middle), plain, everyone=False)
+    return list(chosen.admitted["candidate_id"])
 
 
 def compare(ranked: pl.DataFrame, shortlist: Sequence[str], context: RunContext) -> dict[str, Any]:

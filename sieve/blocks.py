@@ -352,9 +352,7 @@ def _finish(grid: Grid, context: RunContext, merged: Merged, elapsed_s: float) -
     )
 
 
-def _sized(
-    frame: pl.DataFrame, context: RunContext
-) -> tuple[pl.DataFrame, list[pl.DataFrame]]:
+def _sized(frame: pl.DataFrame, context: RunContext) -> tuple[pl.DataFrame, list[pl.DataFrame]]:
     """Return the candidates that pass stages 1 to 3, and the others by stage."""
     rejected = []
     for module in _MODULES:

@@ -23,6 +23,7 @@ from sieve.frames import (
 from sieve.grid import Grid
 from sieve.perf.estimate import Ends, Estimates
 from sieve.perf.replay_cost import ReplayCost, replay_cost
+from sieve.preview import with_preview
 from sieve.ranking.answer import nearest_misses, settle, status_of, winners
 from sieve.ranking.objective import metrics_of
 from sieve.ranking.verdicts import Limit, limits_of
@@ -77,6 +78,7 @@ def run_grid(
     stop_after: int = len(STAGES),
     on_stage: Callable[[Mapping[str, Any]], None] | None = None,
     on_block: Callable[[int, int], None] | None = None,
+    preview: bool = True,
 ) -> Outcome:
     """Return the outcome of the first `stop_after` stages over a grid of any size.
 
@@ -88,9 +90,12 @@ def run_grid(
         stop_after: number of the last stage.
         on_stage: called with each stage's record.
         on_block: called with (done, total) combinations of a search in blocks.
+        preview: whether stage 4 may ask for short replays.
     """
+    context = with_preview(context) if preview else context
     if grid.index.size <= whole:
-        return run_stages(grid.candidates, context, stop_after=stop_after, on_stage=on_stage)
+        outcome = Outcome(ranked=grid.candidates)
+        return _run_on(outcome, context, STAGES[:stop_after], on_stage)
     found = search(grid, context, block=block, on_block=on_block)
     outcome = Outcome(
         stages=found.stages[:stop_after],
@@ -121,7 +126,8 @@ def run_stages(
     on_stage: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> Outcome:
     """Return the outcome of the first `stop_after` stages over a candidate frame."""
-    return _run_on(Outcome(ranked=candidates), context, STAGES[:stop_after], on_stage)
+    outcome = Outcome(ranked=candidates)
+    return _run_on(outcome, with_preview(context), STAGES[:stop_after], on_stage)
 
 
 def _run_on(

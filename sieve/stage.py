@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from sieve.frames import KINDS, REJECTION_COLUMNS
@@ -69,6 +72,11 @@ def reject(
     return rows.with_columns(columns)
 
 
+def texts(values: Sequence[str], place: npt.NDArray[np.integer[Any]]) -> pl.Series:
+    """Return a text for each row by its place among few texts."""
+    return pl.Series(list(values), dtype=pl.String)[place]
+
+
 def split(
     candidates: pl.DataFrame,
     fails: pl.Series,
@@ -80,8 +88,12 @@ def split(
     unit: str | pl.Series,
 ) -> StageResult:
     """Return candidates split by `fails`, the failing ones with their reason."""
-    marked = reject(candidates, kind=kind, reason=reason, observed=observed, limit=limit, unit=unit)
-    return StageResult(candidates.filter(~fails), marked.filter(fails))
+    given = {"kind": kind, "reason": reason, "observed": observed, "limit": limit, "unit": unit}
+    of_failing: dict[str, Any] = {
+        name: value.filter(fails) if isinstance(value, pl.Series) else value
+        for name, value in given.items()
+    }
+    return StageResult(candidates.filter(~fails), reject(candidates.filter(fails), **of_failing))
 
 
 def verify(stage: Stage, given: pl.DataFrame, result: StageResult) -> None:

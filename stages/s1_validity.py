@@ -12,9 +12,9 @@ import numpy as np
 import polars as pl
 
 from sieve.context import RunContext
-from sieve.stage import Stage, StageResult, split
+from sieve.stage import Stage, StageResult, split, texts
 from sieve.validity.capability import LEAST_CAPABILITY
-from sieve.validity.rules import RULES, Candidates, check
+from sieve.validity.rules import RULES, Candidates, check_distinct
 
 STAGE: Final = Stage(
     number=1,
@@ -40,7 +40,7 @@ def run(candidates: pl.DataFrame, context: RunContext) -> StageResult:
         ),
         _least(candidates["kv_cache_dtype"], LEAST_CAPABILITY["cache"]),
     )
-    verdicts = check(
+    verdicts, place = check_distinct(
         Candidates(
             model=context.model,
             tp=column("tp"),
@@ -67,15 +67,14 @@ def run(candidates: pl.DataFrame, context: RunContext) -> StageResult:
         ),
         context.engine.rules,
     )
-    reason = pl.Series(verdicts.reason.tolist(), dtype=pl.String)
     return split(
         candidates,
-        reason != "",
+        pl.Series((verdicts.reason != "")[place]),
         kind="infeasible",
-        reason=reason,
-        observed=pl.Series(verdicts.observed),
-        limit=pl.Series(verdicts.limit),
-        unit=pl.Series(verdicts.unit.tolist(), dtype=pl.String),
+        reason=texts(verdicts.reason.tolist(), place),
+        observed=pl.Series(verdicts.observed[place]),
+        limit=pl.Series(verdicts.limit[place]),
+        unit=texts(verdicts.unit.tolist(), place),
     )
 
 

@@ -21,7 +21,7 @@ from sieve.memory.ledger import (
     longest_request,
     request_blocks,
 )
-from sieve.stage import Stage, StageResult, split
+from sieve.stage import Stage, StageResult, split, texts
 
 MAX_LENGTH: Final = 2**31
 """Of a request where the model states no limit."""
@@ -36,6 +36,13 @@ STAGE: Final = Stage(
         "kv_block_bytes_per_gpu", "num_gpu_blocks", "kv_tokens", "blocks_per_request",
     ),
 )  # fmt: skip
+
+
+_UNITS: Final = (
+    "bytes of weights, at most",
+    "bytes left for the cache, at least",
+    "tokens of cache, at least max_model_len",
+)
 
 
 def run(candidates: pl.DataFrame, context: RunContext) -> StageResult:
@@ -69,6 +76,7 @@ def run(candidates: pl.DataFrame, context: RunContext) -> StageResult:
     overflow = books.weights_overflow
     no_page = ~overflow & (books.num_blocks < 1)
     too_short = ~overflow & ~no_page & (chosen_len > most_len)
+    case = _either(overflow, no_page, 0, 1, 2)
     frame = candidates.with_columns(
         pl.Series("weight_bytes_per_gpu", books.weight_bytes),
         pl.Series("reserved_bytes_per_gpu", books.reserved_bytes),
@@ -87,9 +95,7 @@ def run(candidates: pl.DataFrame, context: RunContext) -> StageResult:
         frame,
         pl.Series(overflow | no_page | too_short),
         kind="infeasible",
-        reason=pl.Series(
-            _either(overflow, no_page, "weights_overflow", "no_page", "max_model_len")
-        ),
+        reason=texts(("weights_overflow", "no_page", "max_model_len"), case),
         observed=pl.Series(
             _either(
                 overflow,
@@ -108,15 +114,7 @@ def run(candidates: pl.DataFrame, context: RunContext) -> StageResult:
                 chosen_len.astype(np.float64),
             )
         ),
-        unit=pl.Series(
-            _either(
-                overflow,
-                no_page,
-                "bytes of weights, at most",
-                "bytes left for the cache, at least",
-                "tokens of cache, at least max_model_len",
-            )
-        ),
+        unit=texts(_UNITS, case),
     )
 
 

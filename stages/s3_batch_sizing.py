@@ -18,13 +18,13 @@ import polars as pl
 
 from sieve.arrays import FloatArray, IntArray
 from sieve.context import RunContext
-from sieve.formulas.sizing import NO_LIMIT, BatchLimits, decode_step_s, max_batch
+from sieve.formulas.sizing import LIMITS, NO_LIMIT, BatchLimits, decode_step_s, max_batch
 from sieve.perf.advisor import advised_batch, end_to_end_s
-from sieve.perf.cache import FAMILY
+from sieve.perf.cache import FAMILY, grouped
 from sieve.perf.capacity import decode_curve_s
 from sieve.ranking.intervals import log_error
 from sieve.spec.slo import USER_RATE
-from sieve.stage import Stage, StageResult, split
+from sieve.stage import Stage, StageResult, split, texts
 
 STAGE: Final = Stage(
     number=3,
@@ -47,22 +47,22 @@ def run(candidates: pl.DataFrame, context: RunContext) -> StageResult:
     if context.spec.run.batch_sizing == "slim":
         by_slim, e2e_alone_s = _by_slim(candidates, context)
         limits = replace(limits, by_slim=by_slim)
-    binding = limits.binding
+    binding = limits.place
     frame = candidates.with_columns(
         pl.Series("batch", limits.batch, pl.Int64),
-        pl.Series("batch_limit", binding.astype(str), pl.String),
+        texts(LIMITS, binding).alias("batch_limit"),
     )
-    pages, tpot = binding == "pages", binding == "tpot"
+    pages, tpot = binding == LIMITS.index("pages"), binding == LIMITS.index("tpot")
     tokens, target_s = float(context.workload.mean_tokens), tpot_limit_s(context) or np.nan
     slow = np.where(tpot, alone_s, e2e_alone_s)
     return split(
         frame,
         pl.Series(limits.batch < 1),
-        kind=pl.Series(np.where(pages, "infeasible", "misses_slo")),
-        reason=pl.Series(np.where(pages, "pages", np.where(tpot, "tpot", "slim"))),
+        kind=texts(("misses_slo", "infeasible"), pages.astype(np.int8)),
+        reason=texts(LIMITS, binding),
         observed=pl.Series(np.where(pages, frame["kv_tokens"].to_numpy(), slow)),
         limit=pl.Series(np.where(pages, tokens, np.where(tpot, target_s, _e2e_limit_s(context)))),
-        unit=pl.Series(np.where(pages, _PAGES, np.where(tpot, _TPOT, _E2E))),
+        unit=texts((_PAGES, _TPOT, "", _E2E), binding),
     )
 
 
@@ -85,11 +85,9 @@ def _by_slim(candidates: pl.DataFrame, context: RunContext) -> tuple[IntArray, F
     """Return the advisor's batch and the end-to-end time of one request, (n,) each."""
     batch, alone_s = np.zeros(len(candidates), np.int64), np.zeros(len(candidates))
     keys = (*FAMILY, "max_num_batched_tokens")
-    rows = candidates.select(*keys).with_row_index("row")
-    for key, group in rows.group_by(*keys, maintain_order=True):
+    for key, members in grouped(candidates, keys):
         table = context.tables.get(key[:-1])
         e2e_s = end_to_end_s(table, context.workload, int(key[-1]), context.tables.max_num_seqs)
-        members = group["row"].to_numpy()
         batch[members], alone_s[members] = advised_batch(e2e_s, _e2e_limit_s(context))
     return batch, alone_s
 
@@ -146,14 +144,12 @@ def _limits(candidates: pl.DataFrame, context: RunContext) -> tuple[BatchLimits,
     if target_s is None:
         return BatchLimits(by_pages, by_tpot, seqs), alone_s
     optimism = exp(log_error("tpot", "extrapolated", context.spec.run.rank.confidence, "low"))
-    rows = candidates.select(*FAMILY).with_row_index("row")
-    for family, group in rows.group_by(*FAMILY, maintain_order=True):
+    for family, members in grouped(candidates, FAMILY):
         table = context.tables.get(family)
         curve = decode_curve_s(table, context.workload.decode_context, context.tables.max_num_seqs)
         fast = np.flatnonzero(curve <= target_s * optimism)
         # Micro-batches of all pipeline stages run at once, each as long as the whole step.
         most = (int(fast[-1]) + 1) * table.pp if len(fast) else 0
-        members = group["row"].to_numpy()
         alone_s[members] = curve[0] / optimism
         if most < context.tables.max_num_seqs * table.pp:
             by_tpot[members] = most

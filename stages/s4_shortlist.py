@@ -5,7 +5,9 @@ the model's error. A candidate whose optimistic end already misses an objective 
 `bound_misses_slo`. Of the rest `size` are taken, at most `per_family` of one (GPU, TP, PP,
 replicas), by turns from five lists: the best score of all (a stretch, perhaps too small for its
 load), and the best scores of those that hold at the middle, at one and two thirds of the way to the
-pessimistic end, and there (safe). A closed form errs, so the sizes between are tried too.
+pessimistic end, and there (safe). A closed form errs, so the sizes between are tried too, and
+those places are raced for: `preview` candidates, two of a family, are replayed over a short trace,
+then as many of the families in the lead; the shortlist follows their order (`sieve.preview`).
 Candidates that differ only in a `max_num_seqs` far above their load run alike; the smallest stands
 for them. Of equal scores the one furthest from its objectives at the pessimistic end goes first.
 
@@ -26,7 +28,7 @@ from sieve.arrays import BoolArray, FloatArray, IntArray
 from sieve.context import RunContext
 from sieve.formulas.sizing import by_turns, capped, cost_per_mtok, decode_step_s
 from sieve.frames import AXES
-from sieve.perf.estimate import Ends, Estimates, busy_rate_per_s
+from sieve.perf.estimate import Ends, Estimates, Groups, busy_rate_per_s, groups_of
 from sieve.ranking.intervals import End, log_error
 from sieve.ranking.objective import sort_keys
 from sieve.spec.slo import LATENCY_METRICS, USER_RATE
@@ -41,11 +43,15 @@ STAGE: Final = Stage(
 )
 SAFETY: Final = (0.0, -1 / 3, -2 / 3, -1.0)
 """How far towards the pessimistic end a list of the shortlist asks its candidates to hold."""
+BREADTH: Final = 2
+"""Most of one family in the first round of short replays."""
+FRONT: Final = 5
+"""Families of which the second round takes more, those that lead after the first."""
+DEPTH: Final = 24
+"""Most of one family in the second round."""
 NEAR: Final = 0.1
 """Step of the logarithm within which two distances from the objectives count as equal."""
 _GROUP: Final = ("gpu", "tp", "pp", "replicas")
-
-
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +87,8 @@ def score(candidates: pl.DataFrame, context: RunContext) -> Scored:
     if context.is_reference or hopeful.is_empty():
         alone = np.ones((1 if context.is_reference else 1 + len(SAFETY), len(hopeful)), np.bool_)
         return Scored(hopeful, missing, alone, keys, np.zeros((0, len(hopeful))))
-    ends = [_estimates(hopeful, context, sign=sign) for sign in SAFETY]
+    rows = groups_of(hopeful)
+    ends = [_estimates(hopeful, context, sign=sign, rows=rows) for sign in SAFETY]
     worst = [_shortfalls(end, context).max(axis=0, initial=0.0) for end in ends]
     single = ~_twins(hopeful, worst[-1], ends[-1], context)
     return Scored(
@@ -107,21 +114,28 @@ def bounded(
 
 
 def leading(scored: Scored, *, size: int, per_family: int) -> IntArray:
-    """Return the rows from which `size` may be chosen by turns, in no order.
+    """Return the rows from which the shortlist may be chosen, rising.
 
-    The best `per_family` of each family in each list. Of a part of the candidates they hold all
-    that the whole would take: further candidates move nobody forward in a list.
+    In each list the best `per_family` of the `size` families that lead it. Of a part of the
+    candidates they hold all that would be chosen of the whole: further candidates move nobody
+    forward in a list.
     """
     family = _families(scored.hopeful)
-    count = len(scored.lists) * size
-    rows = [row for order in _orders(scored) for row in capped(order, family, per_family, count)]
+    rows: list[int] = []
+    for order in _orders(scored):
+        _, first = np.unique(family[order], return_index=True)
+        front = family[order][np.sort(first)[:size]]
+        members = order[np.isin(family[order], front)]
+        rows += capped(members, family, per_family, len(members))
     return np.array(sorted(set(rows)), np.int64)
 
 
 def sizes(context: RunContext) -> tuple[int, int]:
-    """Return how many candidates may be looked at more closely, and most of one family."""
+    """Return how many families the choice may reach, and how deep into one; see `leading`."""
     limits = context.spec.run.shortlist
-    return limits.size, limits.per_family
+    if context.is_reference or not limits.preview:
+        return limits.size, limits.per_family
+    return max(limits.preview, limits.size), max(DEPTH, limits.per_family)
 
 
 def takes_all(hopeful: int, context: RunContext) -> bool:
@@ -165,15 +179,26 @@ def turned_down(left: pl.DataFrame, chosen: pl.DataFrame) -> pl.DataFrame:
         limit=lowest,
         unit=pl.when(pl.col("score") < lowest)
         .then(pl.lit("score, the lowest one taken"))
-        .otherwise(pl.lit("score, the lowest one taken; its family or its turn was full")),
+        .otherwise(pl.lit("score, the lowest one taken; its family, its turn or a short replay")),
     )
 
 
 def _take(scored: Scored, context: RunContext) -> IntArray:
     """Return the rows of the shortlist in the order taken."""
-    limits = context.spec.run.shortlist
-    family, orders = _families(scored.hopeful), _orders(scored)
-    return by_turns(orders, family, size=limits.size, per_family=limits.per_family)
+    limits, hopeful = context.spec.run.shortlist, scored.hopeful
+    family, orders = _families(hopeful), _orders(scored)
+    if context.preview is None:
+        return by_turns(orders, family, size=limits.size, per_family=limits.per_family)
+    entries = max(limits.preview, limits.size)
+    broad = by_turns(orders, family, size=entries, per_family=BREADTH)
+    ahead = family[broad[context.preview(hopeful[broad])]]
+    front = list(dict.fromkeys(ahead.tolist()))[:FRONT]
+    inside = [order[np.isin(family[order], front)] for order in orders]
+    deep = by_turns(inside, family, size=entries, per_family=DEPTH)
+    raced = np.union1d(broad, deep)
+    first = raced[context.preview(hopeful[raced])]
+    rest = [np.concatenate([first, order[~np.isin(order, first)]]) for order in orders]
+    return by_turns(rest, family, size=limits.size, per_family=limits.per_family)
 
 
 def _with_empty_bounds(candidates: pl.DataFrame) -> pl.DataFrame:
@@ -228,8 +253,8 @@ def _twins(
     """Return which candidates run like one with a smaller `max_num_seqs`, (n,).
 
     Both limits lie above twice the concurrency expected in the busiest minutes (Little's law at
-    the pessimistic end, `slow`), every other axis is equal, and so is, within a tenth, how near they come
-    to their objectives there (`worst`): bursts may fill seats that the mean leaves empty.
+    the pessimistic end, `slow`), every other axis is equal, and so is, within a tenth, how near
+    they come to their objectives there (`worst`): bursts may fill seats that the mean leaves empty.
     """
     users = context.workload.users
     rate = users or busy_rate_per_s(context.requests, "p99") or 0.0
@@ -245,9 +270,7 @@ def _twins(
     return keyed.select(pl.col("free") & (pl.col("max_num_seqs") > first)).to_series().to_numpy()
 
 
-def _plain_scores(
-    candidates: pl.DataFrame, context: RunContext
-) -> tuple[pl.DataFrame, FloatArray]:
+def _plain_scores(candidates: pl.DataFrame, context: RunContext) -> tuple[pl.DataFrame, FloatArray]:
     """Return the score of the sizing specification 9.6: tokens/s per GPU from the bounds of 9.5."""
     bandwidth = {name: gpu.mem_bw_bytes_per_s for name, gpu in context.gpus.items()}
     tp, pp = candidates["tp"].to_numpy(), candidates["pp"].to_numpy()
@@ -273,7 +296,9 @@ def _plain_scores(
     return scored, -scores[None, :]
 
 
-def _estimates(candidates: pl.DataFrame, context: RunContext, *, sign: float) -> Estimates:
+def _estimates(
+    candidates: pl.DataFrame, context: RunContext, *, sign: float, rows: Groups = ()
+) -> Estimates:
     """Return the closed-form metrics between the pessimistic (-1) and the optimistic (1) end."""
     confidence = context.spec.run.rank.confidence
     # The class is known after the replay only: weak for what a bound must not lose, plain else.
@@ -289,7 +314,7 @@ def _estimates(candidates: pl.DataFrame, context: RunContext, *, sign: float) ->
         computed = requests.prefix.fewest_computed()
         requests = replace(requests, input_tokens=computed)
         workload = replace(workload, mean_input=float(computed.mean()))
-    return Estimates(candidates, context.tables, requests, workload, ends)
+    return Estimates(candidates, context.tables, requests, workload, ends, rows)
 
 
 def _scores(

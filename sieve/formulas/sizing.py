@@ -137,12 +137,19 @@ class BatchLimits:
     @property
     def binding(self) -> npt.NDArray[np.str_]:
         """The first of pages, tpot, max_num_seqs, slim that attains the batch."""
+        return np.asarray(np.array(LIMITS)[self.place], np.str_)
+
+    @property
+    def place(self) -> npt.NDArray[np.int8]:
+        """The place of `binding` among `LIMITS`."""
         batch = self.batch
-        found = np.where(self.by_max_num_seqs == batch, "max_num_seqs", "slim")
-        found = np.where(self.by_tpot == batch, "tpot", found)
-        return np.where(self.by_pages == batch, "pages", found)
+        found = np.where(self.by_max_num_seqs == batch, np.int8(2), np.int8(3))
+        found = np.where(self.by_tpot == batch, np.int8(1), found)
+        return np.where(self.by_pages == batch, np.int8(0), found)
 
 
+LIMITS = ("pages", "tpot", "max_num_seqs", "slim")
+"""What may bind a batch, the first that attains it counts."""
 NO_LIMIT = 2**62
 """Stands for 'no target' in `BatchLimits.by_tpot`."""
 

@@ -131,9 +131,11 @@ def _frame_of(codes: Mapping[str, IntArray], grid: Grid) -> pl.DataFrame:
         table = grid.index.values(name)
         values = [v[part] if part is not None else v for v in table]
         chosen = np.where(codes[name] < 0, len(table) - 1, codes[name])
-        return pl.Series(name, values)[chosen] if len(values) > 1 else pl.Series(
-            name, values
-        ).new_from_index(0, len(chosen))
+        return (
+            pl.Series(name, values)[chosen]
+            if len(values) > 1
+            else pl.Series(name, values).new_from_index(0, len(chosen))
+        )
 
     frame = pl.DataFrame(
         {name: gather(name) for name in columns if name not in {"weight_dtype"}}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
+import polars as pl
 
-from sieve.arrays import StepTable
+from sieve.arrays import IntArray, StepTable
 from sieve.catalog.architecture import EngineProfile, Gpu, ModelArchitecture
+from sieve.formulas.repeats import distinct
 from sieve.perf.base import ServingShape
 from sieve.perf.compose import build_step_table
 from sieve.perf.reference import reference_step_table
@@ -19,6 +22,31 @@ FAMILY = (
     "kv_bytes_per_element", "decode_context_parallel_size", "async_scheduling",
 )  # fmt: skip
 """Candidate columns that a step table depends on."""
+_MOST_COMBINATIONS: Final = 2**31
+
+
+def grouped(frame: pl.DataFrame, keys: Sequence[str]) -> list[tuple[tuple[Any, ...], IntArray]]:
+    """Return the rows of each combination of the columns `keys`, in the order of the first."""
+    code, combinations = np.zeros(len(frame), np.int64), 1
+    for name in keys:
+        column = frame[name]
+        if column.dtype == pl.String:
+            place = column.cast(pl.Categorical).to_physical().to_numpy().astype(np.int64)
+            count = int(place.max(initial=0)) + 1
+        else:
+            values, place = distinct(column.to_numpy())
+            count = len(values)
+        if count > 1:
+            code, combinations = code * count + place, combinations * count
+            if combinations > _MOST_COMBINATIONS:
+                _, code = np.unique(code, return_inverse=True)
+                combinations = int(code.max(initial=0)) + 1
+    order = np.argsort(code, kind="stable")
+    starts = np.flatnonzero(np.diff(code[order], prepend=-1))
+    groups = np.split(order, starts[1:]) if len(starts) else []
+    groups.sort(key=lambda rows: int(rows[0]))
+    heads = frame.select(keys)[[int(rows[0]) for rows in groups]]
+    return list(zip(heads.iter_rows(), groups, strict=True))
 
 
 @dataclass(eq=False)

@@ -8,6 +8,7 @@ busiest minutes that hold enough requests to set them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -15,11 +16,15 @@ import numpy as np
 import polars as pl
 
 from sieve.arrays import FloatArray, IntArray, Requests
-from sieve.perf.cache import FAMILY, StepTables
+from sieve.perf.cache import FAMILY, StepTables, grouped
 from sieve.perf.capacity import Workload, decode_curve_s, prefill_cost_s, prompt_s
 
 BUSY_WINDOW_S: Final = 30.0
 MAX_PREFILL_SHARE: Final = 0.95
+_PROMPTS: Final = ("mean", "p50", "p90", "p95", "p99")
+"""Statistics of prompt lengths whose time alone on a replica is known."""
+Groups = Sequence[tuple[tuple[Any, ...], IntArray]]
+"""Key of a group and its rows."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,11 @@ class Ends:
         return self.step > 1.0
 
 
+def groups_of(candidates: pl.DataFrame) -> Groups:
+    """Return the rows of each family and token budget."""
+    return grouped(candidates, (*FAMILY, "max_num_batched_tokens"))
+
+
 @dataclass(eq=False)
 class Estimates:
     """Metrics of n candidates at one end of their intervals.
@@ -45,6 +55,7 @@ class Estimates:
         requests: traffic at level 1.0.
         workload: its means.
         ends: which end.
+        rows: rows by family and token budget, as `groups_of` returns; default: found here.
     """
 
     candidates: pl.DataFrame
@@ -52,14 +63,18 @@ class Estimates:
     requests: Requests
     workload: Workload
     ends: Ends
+    rows: Groups = ()
     _groups: list[_Group] = field(default_factory=list)
+    _lengths: dict[str, float] = field(default_factory=dict)
     _points: dict[float, tuple[FloatArray, FloatArray]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        keys = (*FAMILY, "max_num_batched_tokens")
-        rows = self.candidates.select(*keys, "batch", "replicas").with_row_index("row")
+        lengths = self.requests.input_tokens
+        self._lengths = {stat: statistic(lengths, stat) for stat in _PROMPTS}
+        batches = self.candidates["batch"].to_numpy()
+        replicas = self.candidates["replicas"].to_numpy()
         curves: dict[tuple[Any, ...], FloatArray] = {}
-        for key, part in rows.group_by(*keys, maintain_order=True):
+        for key, rows in self.rows or groups_of(self.candidates):
             family, budget = key[:-1], int(key[-1])
             table = self.tables.get(family)
             if family not in curves:
@@ -70,11 +85,11 @@ class Estimates:
             decode = curves[family] / self.ends.step
             prefill = prefill_cost_s(table, self.workload, batch, budget) / self.ends.step
             busy = self.workload.mean_output * decode / batch + prefill
-            most = -(-part["batch"].to_numpy() // table.pp)
+            most = -(-batches[rows] // table.pp)
             self._groups.append(
                 _Group(
-                    rows=part["row"].to_numpy(),
-                    replicas=part["replicas"].to_numpy(),
+                    rows=rows,
+                    replicas=replicas[rows],
                     most=np.clip(most, 1, len(batch)),
                     pp=table.pp,
                     decode_s=decode,
@@ -86,9 +101,8 @@ class Estimates:
 
     def _prompts(self, table: Any, budget: int) -> dict[str, float]:
         return {
-            stat: prompt_s(table, statistic(self.requests.input_tokens, stat), budget)
-            / self.ends.prompt
-            for stat in ("mean", "p50", "p90", "p95", "p99")
+            stat: prompt_s(table, tokens, budget) / self.ends.prompt
+            for stat, tokens in self._lengths.items()
         }
 
     @property

@@ -348,13 +348,22 @@ def check(candidates: Candidates, rules: Sequence[str]) -> Verdicts:
     Raises:
         InvalidInput: an engine profile names a rule that does not exist.
     """
+    found, place = check_distinct(candidates, rules)
+    return Verdicts(**{field.name: getattr(found, field.name)[place] for field in fields(Verdicts)})
+
+
+def check_distinct(candidates: Candidates, rules: Sequence[str]) -> tuple[Verdicts, IntArray]:
+    """Return the first rule that each kind of candidate breaks, and the kind of each, (n,).
+
+    Raises:
+        InvalidInput: an engine profile names a rule that does not exist.
+    """
     columns = {k: v for k, v in candidates.__dict__.items() if isinstance(v, np.ndarray)}
     fewer = condensed(columns)
     if fewer is None:
-        return _check(candidates, rules)
+        return _check(candidates, rules), np.arange(len(candidates.tp), dtype=np.int64)
     rows, place = fewer
-    found = _check(replace(candidates, **rows), rules)
-    return Verdicts(**{field.name: getattr(found, field.name)[place] for field in fields(Verdicts)})
+    return _check(replace(candidates, **rows), rules), place
 
 
 def _check(candidates: Candidates, rules: Sequence[str]) -> Verdicts:

@@ -6,11 +6,12 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sieve.catalog.engines import load_engine
 from sieve.catalog.models import inline_model, load_model
-from sieve.errors import CatalogError, NotYetError, SieveError, SpecError
+from sieve.errors import CatalogError, InvalidInput, NotYetError, SieveError, SpecError
 from sieve.frames import columns_after
 from sieve.grid import Grid, expand, require_prices
 from sieve.spec import load_spec
@@ -349,10 +350,20 @@ def test_a_hostile_gpu_name_makes_a_harmless_id(with_axes: Callable[..., Grid]) 
     assert not set(text) & set("/\\\n\r\0 ;$()'\"`")
 
 
-def test_too_many_candidates_are_not_enumerated(with_axes: Callable[..., Grid]) -> None:
-    axes = {"tp": list(range(1, 5000)), "pp": list(range(1, 5000))}
-    with pytest.raises(NotYetError, match="24,990,001"):
-        with_axes(axes)
+def test_a_large_grid_is_numbered_and_not_enumerated(with_axes: Callable[..., Grid]) -> None:
+    grid = with_axes({"tp": list(range(1, 5000)), "pp": list(range(1, 5000))})
+    assert grid.index.size == grid.index.num_candidates == 4999**2 == 24_990_001
+    assert grid.rows(np.array([4999 * 7 + 11])).select("tp", "pp").row(0) == (8, 12)
+    with pytest.raises(InvalidInput, match=r"24,990,001.*Shorten an axis"):
+        _ = grid.candidates
+
+
+def test_an_index_that_overflows_names_the_longest_axis(with_axes: Callable[..., Grid]) -> None:
+    names = ("tp", "pp", "ep", "max_num_seqs", "max_num_batched_tokens")
+    axes = {name: list(range(1, 8001)) for name in names} | {"replicas": list(range(1, 9001))}
+    found = faults_of(lambda: with_axes(axes))
+    assert "replicas with 9,000 values" in found["grid.axes"]
+    assert "Shorten an axis" in found["grid.axes"]
 
 
 def test_a_gpu_without_a_price_is_named(with_axes: Callable[..., Grid]) -> None:

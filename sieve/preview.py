@@ -1,0 +1,73 @@
+"""Short replays that decide who is replayed in full: stage 4 asks, the order of stage 6 answers.
+
+A closed form tells cheap families from dear ones; which of them just meets an objective, and which
+member of a family is best, only the schedule tells. So candidates race: few of each family first,
+then more of the families in the lead, each over the beginning of the traffic at load level 1.0.
+Those that go on to stage 5 are replayed anew, over all of the traffic at every level: nothing of a
+preview reaches a table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+import polars as pl
+import polars.selectors as cs
+
+from sieve.context import RunContext
+from sieve.frames import RESAMPLES
+from stages import s5_simulate, s6_rank
+
+MOST_REQUESTS: Final = 2_000
+"""Requests of a preview; a longer trace is cut."""
+
+
+@dataclass(eq=False)
+class Preview:
+    """Replays of a run's candidates over a short trace at level 1.0, each made once.
+
+    Attributes:
+        context: of the run.
+        seen: candidates with their metrics, or with their reason if they cannot be served.
+    """
+
+    context: RunContext
+    seen: dict[str, pl.DataFrame] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        run = self.context.spec.run
+        traffic = run.traffic.model_copy(update={"levels": [1.0]})
+        spec = replace(self.context.spec, run=run.model_copy(update={"traffic": traffic}))
+        requests = self.context.requests
+        if len(requests) > MOST_REQUESTS:
+            requests = requests.take(np.arange(MOST_REQUESTS, dtype=np.int64))
+        self.context = replace(
+            self.context, spec=spec, requests=requests, progress=None, ledger=None, preview=None
+        )
+
+    def __call__(self, candidates: pl.DataFrame) -> list[int]:
+        """Return the rows of the candidates in ranking order; who cannot be served comes last."""
+        new = candidates.filter(~pl.col("candidate_id").is_in(list(self.seen)))
+        if not new.is_empty():
+            result = s5_simulate.run(new, self.context)
+            for part in (result.admitted, result.rejected):
+                rows = part.drop(cs.starts_with(RESAMPLES))
+                names = rows["candidate_id"].to_list()
+                self.seen |= {name: rows[i] for i, name in enumerate(names)}
+        place = {name: i for i, name in enumerate(candidates["candidate_id"].to_list())}
+        known = pl.concat([self.seen[name] for name in place], how="diagonal_relaxed")
+        lost = "reason" in known.columns
+        served = known.filter(pl.col("reason").is_null()) if lost else known
+        rest = known.filter(pl.col("reason").is_not_null()) if lost else known.clear()
+        ranked = s6_rank.in_order(served, self.context)["candidate_id"].to_list()
+        unserved = rest.sort("queue_growth", "candidate_id", nulls_last=True)
+        return [place[name] for name in [*ranked, *unserved["candidate_id"]]]
+
+
+def with_preview(context: RunContext) -> RunContext:
+    """Return the context of a run whose stage 4 may ask for short replays."""
+    if context.is_reference or not context.spec.run.shortlist.preview:
+        return replace(context, preview=None)
+    return replace(context, preview=Preview(context))
