@@ -16,6 +16,7 @@ import polars as pl
 from sieve import __version__
 from sieve.advice import advise
 from sieve.audit import audit as audit_of
+from sieve.blocks import FIRST, KEPT
 from sieve.catalog.architecture import ModelArchitecture
 from sieve.catalog.engines import load_engine
 from sieve.catalog.matrices import layer_plans
@@ -48,6 +49,7 @@ from sieve.results import (
     CHECKPOINT,
     REPLAYS,
     SCHEMA_VERSION,
+    SPEC,
     RunFolder,
     clean,
     default_folder,
@@ -209,8 +211,12 @@ def run(
     if target is not None:
         target.event("start", name=resolved.run.name, num_candidates=grid.index.num_candidates)
     try:
+        if target is not None:
+            on_block = target.progress(on_block, stage=1)
         outcome = run_grid(grid, context, stop_after=stop_after, on_stage=note, on_block=on_block)
         result = _result(grid, context, outcome)
+        if outcome.is_partial:
+            result.files[f"{CHECKPOINT}/{SPEC}"] = to_json(resolved.to_rerun())
         if audit:
             result.data["audit"] = clean(audit_of(grid, context, outcome))
         if stop_after >= 4:
@@ -350,7 +356,9 @@ def _result(grid: Grid, context: RunContext, outcome: Outcome) -> RunResult:
         "sieve_version": __version__,
         "spec": context.spec.to_json(),
         "inputs": inputs_of(context),
-        "assumptions": [asdict(a) for a in [*_assumptions(context), *_warnings(context, outcome)]],
+        "assumptions": [
+            asdict(a) for a in [*_assumptions(context, outcome), *_warnings(context, outcome)]
+        ],
         "stages": outcome.stages,
         "answer": answer_of(outcome, context),
         "ranking": ranking_rows(outcome, context.options),
@@ -363,9 +371,7 @@ def _result(grid: Grid, context: RunContext, outcome: Outcome) -> RunResult:
     simulations = outcome.simulations
     return RunResult(
         data=clean(data),
-        candidates=candidates_table(
-            outcome.kept if outcome.kept is not None else grid.candidates, outcome
-        ),
+        candidates=candidates_table(grid, outcome),
         simulations=simulations if simulations is not None else pl.DataFrame(),
         files=dict(outcome.files),
     )
@@ -408,8 +414,22 @@ def _advice(context: RunContext, outcome: Outcome) -> list[dict[str, str]]:
     return [{"topic": a.topic, "text": a.text, "kind": a.kind} for a in found]
 
 
-def _assumptions(context: RunContext) -> list[Assumption]:
-    out = [Assumption("traffic", note) for note in context.requests.notes]
+def _kept_notes(outcome: Outcome) -> list[str]:
+    """Return which candidates of a large grid the run folder holds."""
+    if not outcome.is_partial:
+        return []
+    kept = len(outcome.ranked) + len(outcome.rejected)
+    total = outcome.stages[0]["num_in"]
+    return [
+        f"candidates.parquet holds {kept:,} of {total:,}: those admitted to stage 4 "
+        f"(at most {KEPT:,}, the best by score), the first {FIRST:,} of each reason for rejection "
+        "and the nearest misses; counts are of all, and `sieve explain` computes any other anew"
+    ]
+
+
+def _assumptions(context: RunContext, outcome: Outcome) -> list[Assumption]:
+    out = [Assumption("candidates", text) for text in _kept_notes(outcome)]
+    out += [Assumption("traffic", note) for note in context.requests.notes]
     out += [Assumption(f"model {context.model.name}", text) for text in context.model.assumed]
     if not context.model.verified:
         source = context.model.source

@@ -35,6 +35,8 @@ FIRST: Final = 1_000
 NEAREST: Final = 64
 """Families of which the nearest miss is kept."""
 _MODULES: Final = (s1_validity, s2_memory_fit, s3_batch_sizing)
+_AT_ONCE: Final = 100_000
+"""Candidates that are made again at a time."""
 _FAMILY: Final = ("gpu", "tp", "pp", "replicas")
 
 
@@ -258,14 +260,12 @@ class Searched:
 
     Attributes:
         stages: their records.
-        kept: the grid's columns of the candidates that are kept, in the order of the grid.
         chosen: the shortlist.
-        rejected: the rest of those kept, with the stage.
+        rejected: the rest of the candidates that are kept, with the stage.
         num_hopeful: candidates that the bounds let through.
     """
 
     stages: list[dict[str, Any]]
-    kept: pl.DataFrame
     chosen: pl.DataFrame
     rejected: pl.DataFrame
     num_hopeful: int
@@ -334,22 +334,30 @@ def _finish(grid: Grid, context: RunContext, merged: Merged, elapsed_s: float) -
     num_hopeful = int(merged.num_in[4])
     everyone = s4_shortlist.takes_all(num_hopeful, context)
     chosen = _chosen(grid, merged, context, everyone=everyone)
-    numbers = np.union1d(merged.kept(), chosen["number"].to_numpy())
-    kept = grid.rows(numbers)
-    survivors, rejected = _sized(kept.with_columns(pl.Series("number", numbers)), context)
-    hopeful, missing, _ = s4_shortlist.bounded(survivors, context)
-    rejected.append(_at_stage(missing, s4_shortlist.STAGE.number))
-    if len(chosen):
-        left = hopeful.join(chosen, on="number", how="anti", maintain_order="left")
-        left = s4_shortlist.turned_down(left, chosen)
-        rejected.append(_at_stage(left, s4_shortlist.STAGE.number))
+    numbers = np.setdiff1d(merged.kept(), chosen["number"].to_numpy())
+    parts = [
+        _rejected(grid, numbers[first : first + _AT_ONCE], chosen, context)
+        for first in range(0, len(numbers), _AT_ONCE)
+    ]
+    none = [_rejected(grid, numbers[:0], chosen, context)]
     return Searched(
         stages=_records(merged, len(chosen), elapsed_s),
-        kept=kept,
         chosen=chosen.drop("number"),
-        rejected=pl.concat(rejected, how="diagonal").drop("number"),
+        rejected=pl.concat(parts or none, how="diagonal"),
         num_hopeful=num_hopeful,
     )
+
+
+def _rejected(
+    grid: Grid, numbers: IntArray, chosen: pl.DataFrame, context: RunContext
+) -> pl.DataFrame:
+    """Return candidates that did not reach stage 5 with their reason, in the order of the grid."""
+    frame = grid.rows(numbers).with_columns(pl.Series("number", numbers, pl.Int64))
+    survivors, rejected = _sized(frame, context)
+    hopeful, missing, _ = s4_shortlist.bounded(survivors, context)
+    left = s4_shortlist.turned_down(hopeful, chosen) if len(hopeful) else missing.clear()
+    rejected += [_at_stage(part, s4_shortlist.STAGE.number) for part in (missing, left)]
+    return pl.concat(rejected, how="diagonal").sort("number").drop("number")
 
 
 def _sized(frame: pl.DataFrame, context: RunContext) -> tuple[pl.DataFrame, list[pl.DataFrame]]:

@@ -18,6 +18,7 @@ from sieve.frames import (
     REJECTION_COLUMNS,
     RESAMPLES,
     bound_column,
+    columns_after,
     engine_option,
 )
 from sieve.grid import Grid
@@ -31,6 +32,8 @@ from sieve.remedies import with_remedies
 from sieve.stage import Stage, StageResult, verify
 from stages import STAGES, s5_simulate, s6_rank
 
+_COSTED = 50_000
+"""Candidates of a part of a grid whose replay is estimated; they stand for all."""
 WHOLE = 1_000_000
 """A grid of more combinations is searched in blocks, and its run folder holds a part of it."""
 EXIT_CODES = {"answer": 0, "no_fit": 3, "no_slo": 4, "weak_evidence": 5}
@@ -51,8 +54,8 @@ class Outcome:
         rejected: all rejected candidates with the number of the stage, in order of rejection.
         simulations: one row per candidate and level.
         files: text files below the run folder.
-        kept: columns of the grid of the candidates that are kept; None: of all.
-        num_hopeful: candidates that stage 4's bounds let through; None: they are all kept.
+        is_partial: whether only a part of the grid is kept.
+        num_hopeful: candidates that stage 4's bounds let through, where it is partial.
     """
 
     stages: list[dict[str, Any]] = field(default_factory=list)
@@ -60,8 +63,8 @@ class Outcome:
     rejected: pl.DataFrame = field(default_factory=pl.DataFrame)
     simulations: pl.DataFrame | None = None
     files: dict[str, str] = field(default_factory=dict)
-    kept: pl.DataFrame | None = None
-    num_hopeful: int | None = None
+    is_partial: bool = False
+    num_hopeful: int = 0
 
     @property
     def is_complete(self) -> bool:
@@ -73,8 +76,8 @@ def run_grid(
     grid: Grid,
     context: RunContext,
     *,
-    whole: int = WHOLE,
-    block: int = BLOCK,
+    whole: int | None = None,
+    block: int | None = None,
     stop_after: int = len(STAGES),
     on_stage: Callable[[Mapping[str, Any]], None] | None = None,
     on_block: Callable[[int, int], None] | None = None,
@@ -85,23 +88,24 @@ def run_grid(
     Args:
         grid: candidates.
         context: of the run.
-        whole: a grid of more combinations is searched in blocks, and not all of it is kept.
-        block: combinations of a block.
+        whole: a grid of more combinations is searched in blocks, and not all of it is kept;
+            default: `WHOLE`.
+        block: combinations of a block; default: `blocks.BLOCK`.
         stop_after: number of the last stage.
         on_stage: called with each stage's record.
         on_block: called with (done, total) combinations of a search in blocks.
         preview: whether stage 4 may ask for short replays.
     """
     context = with_preview(context) if preview else context
-    if grid.index.size <= whole:
+    if grid.index.size <= (WHOLE if whole is None else whole):
         outcome = Outcome(ranked=grid.candidates)
         return _run_on(outcome, context, STAGES[:stop_after], on_stage)
-    found = search(grid, context, block=block, on_block=on_block)
+    found = search(grid, context, block=block or BLOCK, on_block=on_block)
     outcome = Outcome(
         stages=found.stages[:stop_after],
         ranked=found.chosen,
         rejected=found.rejected,
-        kept=found.kept,
+        is_partial=True,
         num_hopeful=found.num_hopeful,
     )
     if stop_after < len(found.stages):
@@ -137,7 +141,7 @@ def _run_on(
     on_stage: Callable[[Mapping[str, Any]], None] | None,
 ) -> Outcome:
     """Return the outcome with further stages."""
-    rejected: list[pl.DataFrame] = [outcome.rejected] if outcome.stages else []
+    rejected: list[pl.DataFrame] = [outcome.rejected] if outcome.is_partial else []
     for module in modules:
         stage: Stage = module.STAGE
         started = time.perf_counter()
@@ -151,6 +155,8 @@ def _run_on(
         outcome.files |= result.files
         if on_stage is not None:
             on_stage(record)
+    if outcome.is_partial:
+        rejected = [_declared(part) for part in rejected]
     outcome.rejected = pl.concat(rejected, how="diagonal")
     return outcome
 
@@ -171,9 +177,17 @@ def _record(
     }
 
 
-def candidates_table(candidates: pl.DataFrame, outcome: Outcome) -> pl.DataFrame:
-    """Return one row per candidate of the grid, in grid order, with the stage that rejected it."""
+def candidates_table(grid: Grid, outcome: Outcome) -> pl.DataFrame:
+    """Return one row per candidate, in the order of the grid, with the stage that rejected it.
+
+    Of a part of a grid the candidates that were not rejected come first.
+    """
+    if outcome.is_partial:
+        # A million rows have no room for the metrics of twenty; `simulations` holds them.
+        ranked = _declared(outcome.ranked)
+        return _in_order(pl.concat([ranked, outcome.rejected], how="diagonal"), columns_after(0))
     known = pl.concat([outcome.ranked, outcome.rejected], how="diagonal")
+    candidates = grid.candidates
     facts = [c for c in known.columns if c not in candidates.columns or c == "candidate_id"]
     table = candidates.drop("max_model_len").join(
         known.select(*facts, "max_model_len"),
@@ -181,8 +195,18 @@ def candidates_table(candidates: pl.DataFrame, outcome: Outcome) -> pl.DataFrame
         how="left",
         maintain_order="left",
     )
-    table = table.drop(cs.starts_with(RESAMPLES))
-    first = ["candidate_id", *(c for c in candidates.columns if c in table.columns)]
+    return _in_order(table.drop(cs.starts_with(RESAMPLES)), candidates.columns)
+
+
+def _declared(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return the declared columns of a frame, without the metrics."""
+    names = [*columns_after(len(STAGES)), *REJECTION_COLUMNS]
+    return frame.select(name for name in names if name in frame.columns)
+
+
+def _in_order(table: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
+    """Return the table with its columns in order: those of the grid, the reason, the rest."""
+    first = ["candidate_id", *(c for c in columns if c in table.columns)]
     why = ["stage", "kind", "reason", "observed", "limit", "unit"]
     order = list(dict.fromkeys([*first, "max_model_len", *why]))
     return table.select(*order, *(c for c in table.columns if c not in order))
@@ -199,18 +223,23 @@ def exhaustive_cost(outcome: Outcome, context: RunContext, *, chosen: bool = Fal
     taken = outcome.rejected.filter(pl.col("stage") > STAGES[3].STAGE.number)
     frames = [outcome.ranked, taken]
     if not chosen:
-        frames.append(outcome.rejected.filter(reason="not_selected"))
+        step = max(1, len(outcome.rejected) // _COSTED) if outcome.is_partial else 1
+        frames.append(outcome.rejected.gather_every(step).filter(reason="not_selected"))
     frame = pl.concat(frames, how="diagonal")
     if frame.is_empty():
         return ReplayCost(0, 0, 0.0, 0.0)
+    total = len(frame)
+    if outcome.is_partial and not chosen:
+        total = outcome.num_hopeful
     middle = Ends(step=1.0, prompt=1.0)
     estimates = Estimates(frame, context.tables, context.requests, context.workload, middle)
-    return replay_cost(
+    cost = replay_cost(
         estimates,
         context.spec.run.traffic.levels,
         in_sequence=context.engine.replay["batches_in_flight"] != "pp",
         fixed=[name for name in (*AXES, *context.options) if name != "max_num_seqs"],
     )
+    return cost.scaled(total)
 
 
 def answer_of(outcome: Outcome, context: RunContext) -> dict[str, Any]:

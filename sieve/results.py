@@ -26,6 +26,8 @@ from sieve.errors import ResultError
 SCHEMA_VERSION: Final = "1.0"
 CHECKPOINT: Final = "checkpoint"
 REPLAYS: Final = "replays.ledger"
+SPEC: Final = "spec.json"
+"""What `sieve explain` computes a candidate from that the folder does not hold."""
 LOCK: Final = "lock"
 PROGRESS_EVERY_S: Final = 1.0
 MAX_RESULT_BYTES: Final = 200_000_000
@@ -94,21 +96,30 @@ class RunFolder:
         self._events.flush()
 
     def progress(
-        self, then: Callable[[int, int], None] | None = None
+        self, then: Callable[[int, int], None] | None = None, *, stage: int = 5
     ) -> Callable[[int, int], None]:
-        """Return a callback that notes (done, total) replays, at most once a second and at the end.
+        """Return a callback that notes (done, total), at most once a second and at the end.
 
         Args:
             then: called too, every time.
+            stage: 5: replays; 1: combinations of a search in blocks, through stages 1 to 4.
         """
-        last = 0.0
+        last, started = 0.0, time.monotonic()
 
         def note(done: int, total: int) -> None:
             nonlocal last
             now = time.monotonic()
             if now - last >= PROGRESS_EVERY_S or done == total:
                 last = now
-                self.event("progress", stage=5, done=done, total=total)
+                rate = done / max(now - started, 1e-9)
+                self.event(
+                    "progress",
+                    stage=stage,
+                    done=done,
+                    total=total,
+                    per_s=round(rate, 3),
+                    left_s=round((total - done) / rate, 1) if rate > 0 else None,
+                )
             if then is not None:
                 then(done, total)
 
@@ -165,6 +176,7 @@ def _remove_earlier(path: Path, *, keep_replays: bool) -> None:
         (path / name).unlink(missing_ok=True)
     if not keep_replays:
         (path / CHECKPOINT / REPLAYS).unlink(missing_ok=True)
+    (path / CHECKPOINT / SPEC).unlink(missing_ok=True)
     plan = path / "plan"
     if plan.is_dir() and not plan.is_symlink():
         shutil.rmtree(plan)
@@ -276,6 +288,13 @@ def life_of(run: Path, candidate_id: str) -> dict[str, Any]:
     if simulations.columns:
         _require_columns(run / "simulations.parquet", simulations, _LEVEL_COLUMNS)
         simulations = simulations.filter(pl.col("candidate_id") == candidate_id)
+    return lives(result, row, simulations.to_dicts())
+
+
+def lives(
+    result: Mapping[str, Any], row: Mapping[str, Any], simulations: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return the life of a candidate from its row; see `life_of`."""
     last = row["stage"]
     stages = []
     for stage in result["stages"]:
@@ -284,11 +303,11 @@ def life_of(run: Path, candidate_id: str) -> dict[str, Any]:
         if number == last:
             outcome = "rejected"
         stages.append({"number": number, "name": stage["name"], "outcome": outcome})
-    entries = [e for e in result["ranking"] if e["candidate_id"] == candidate_id]
+    entries = [e for e in result["ranking"] if e["candidate_id"] == row["candidate_id"]]
     return {
-        "candidate": row,
+        "candidate": dict(row),
         "objectives": result["spec"]["slo"],
         "stages": stages,
         "ranking": entries[0] if entries else None,
-        "simulations": simulations.to_dicts(),
+        "simulations": list(simulations),
     }

@@ -19,8 +19,8 @@ def explain(
 
     Example: `sieve explain reports/runs/demo h100-sxm-80gb.tp1.pp1.ep1.r1.bf16.kv-auto.s32.b2048`
     """
+    from sieve.explain import explain as life_of
     from sieve.report.terminal import print_life
-    from sieve.results import life_of
 
     life = life_of(run, candidate_id)
     if as_json:

@@ -70,7 +70,7 @@ def run(
         else:
             terminal.print_dry_run(counts)
         return
-    with _progress() as (on_stage, progress):
+    with _progress() as (on_stage, progress, on_block):
         result = api.run(
             spec,
             out=out if out is not None else api.default_folder,
@@ -83,6 +83,7 @@ def run(
             resume=resume,
             on_stage=on_stage,
             progress=progress,
+            on_block=on_block,
         )
     if as_json:
         print_json(result.data)
@@ -92,13 +93,14 @@ def run(
     raise typer.Exit(result.exit_code)
 
 
-Callbacks = tuple[Callable[[Mapping[str, Any]], None] | None, Callable[[int, int], None] | None]
+_Done = Callable[[int, int], None] | None
+Callbacks = tuple[Callable[[Mapping[str, Any]], None] | None, _Done, _Done]
 
 
 def _progress() -> AbstractContextManager[Callbacks]:
     """Return callbacks that draw a progress bar on stderr, or nothing when it is not a terminal."""
     if not sys.stderr.isatty():
-        return nullcontext((None, None))
+        return nullcontext((None, None, None))
     from sieve.api import compiles_first
     from sieve.report.terminal import progress_bar
 

@@ -23,6 +23,11 @@ from sieve.spec import ResolvedSpec
 
 MAX_FRAME: Final = 5_000_000
 _TYPES: Final = {int: pl.Int64, float: pl.Float64, bool: pl.Boolean, type(None): pl.Int64}
+ID_PREFIXES: Final = {
+    "tp": "tp", "pp": "pp", "ep": "ep", "replicas": "r", "weight_dtype": "",
+    "kv_cache_dtype": "kv-", "max_num_seqs": "s", "max_num_batched_tokens": "b",
+}  # fmt: skip
+"""What stands before each axis' value in an id; before an option stands its name."""
 _CONTEXT_PARALLEL: Final = "decode_context_parallel_size"
 
 
@@ -193,11 +198,7 @@ def candidate_id(frame: pl.DataFrame, options: Sequence[str]) -> pl.Expr:
     """Return the key of each candidate: its axis values in fixed order, the options last."""
     slugs = {name: gpu_slug(name) for name in frame["gpu"].unique().to_list()}
     parts: list[pl.Expr] = [pl.col("gpu").replace_strict(slugs, return_dtype=pl.String)]
-    prefixes = {
-        "tp": "tp", "pp": "pp", "ep": "ep", "replicas": "r", "weight_dtype": "",
-        "kv_cache_dtype": "kv-", "max_num_seqs": "s", "max_num_batched_tokens": "b",
-    }  # fmt: skip
-    for name, prefix in prefixes.items():
+    for name, prefix in ID_PREFIXES.items():
         parts.append(pl.concat_str([pl.lit(prefix), pl.col(name).cast(pl.String)]))
     parts += [pl.concat_str([pl.lit(f"{name}-"), pl.col(name).cast(pl.String)]) for name in options]
     return pl.concat_str(parts, separator=".").alias("candidate_id")

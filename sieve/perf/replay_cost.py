@@ -49,6 +49,14 @@ class ReplayCost:
         """Return the time on `workers` threads."""
         return max(self.core_s / max(workers, 1), self.serial_s)
 
+    def scaled(self, num_candidates: int) -> ReplayCost:
+        """Return the cost of so many candidates, of which these are a sample."""
+        if num_candidates == self.num_candidates:
+            return self
+        factor = num_candidates / self.num_candidates
+        replays = num_candidates * (self.num_replays // self.num_candidates)
+        return ReplayCost(num_candidates, replays, self.core_s * factor, self.serial_s * factor)
+
     def to_json(self, workers: int) -> dict[str, Any]:
         """Return candidates, replays and the time on `workers` threads."""
         return {

@@ -15,6 +15,8 @@ from sieve.units import SECONDS_PER_HOUR
 SIMULATED: Final = 5
 """Number of the stage that replays."""
 
+_FAMILY: Final = ("gpu", "tp", "pp", "replicas")
+
 COINCIDE: Final = 0.01
 """Relative difference below which no benchmark can tell two predictions apart."""
 
@@ -188,7 +190,8 @@ def _thrown_out(row: dict[str, Any]) -> dict[str, Any]:
 def _by_ratio(rejected: pl.DataFrame) -> list[dict[str, Any]]:
     observed, limit = pl.col("observed"), pl.col("limit")
     ratio = pl.max_horizontal(observed / limit, limit / observed)
-    return rejected.sort(ratio, "candidate_id", nulls_last=True).to_dicts()
+    ordered = rejected.sort(ratio, "candidate_id", nulls_last=True)
+    return ordered.unique(_FAMILY, keep="first", maintain_order=True).to_dicts()
 
 
 def _miss(
@@ -205,7 +208,7 @@ def _miss(
     if observed and limit:
         off = max(observed / limit, limit / observed) - 1.0
     return {
-        "family": tuple(row[name] for name in ("gpu", "tp", "pp", "replicas")),
+        "family": tuple(row[name] for name in _FAMILY),
         "candidate_id": row["candidate_id"],
         "num_gpus": row["num_gpus"],
         "stage": stage,

@@ -83,8 +83,14 @@ class _Rate(TextColumn):
 @contextmanager
 def progress_bar(
     compiles_first: Callable[[], bool] = lambda: False,
-) -> Iterator[tuple[Callable[[Mapping[str, Any]], None], Callable[[int, int], None]]]:
-    """Yield callbacks that draw stages and replays on stderr.
+) -> Iterator[
+    tuple[
+        Callable[[Mapping[str, Any]], None],
+        Callable[[int, int], None],
+        Callable[[int, int], None],
+    ]
+]:
+    """Yield callbacks that draw stages, replays and blocks of a large grid on stderr.
 
     Args:
         compiles_first: tells whether the replay has to be compiled before it runs.
@@ -112,7 +118,11 @@ def progress_bar(
         def progress(done: int, total: int) -> None:
             bar.update(task, description="stage 5 simulate", completed=done, total=total)
 
-        yield on_stage, progress
+        def on_block(done: int, total: int) -> None:
+            words = "stages 1 to 4, combinations of the grid"
+            bar.update(task, description=words, completed=done, total=total)
+
+        yield on_stage, progress, on_block
 
 
 def print_result(result: Mapping[str, Any], folder: Path | None) -> None:

@@ -78,6 +78,19 @@ class ResolvedSpec:
         )
         return run
 
+    def to_rerun(self) -> dict[str, Any]:
+        """Return `spec` as JSON data and the `folder` from which the same run can be made here."""
+        spec = self.to_json()
+        trace, tables = self.run.traffic.trace, self.run.kernel_tables
+        if trace is not None:
+            path = self.base_dir / trace
+            spec["traffic"]["trace"] = str(path.resolve()) if path.exists() else trace
+        if tables is not None:
+            spec["kernel_tables"] = str((self.base_dir / tables).resolve())
+        if isinstance(self.model, str) and is_path(self.model, self.base_dir):
+            spec["model"] = str((self.base_dir / self.model).resolve())
+        return {"spec": spec, "folder": str(self.base_dir.resolve())}
+
     def _model_name(self) -> str | dict[str, Any]:
         """Return the model, a path to a config.json without its folders."""
         if isinstance(self.model, str) and is_path(self.model, self.base_dir):

@@ -1,0 +1,88 @@
+"""One candidate's life, also of those that the folder of a large grid does not hold."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import polars as pl
+
+from sieve.api import prepare
+from sieve.context import RunContext
+from sieve.errors import ResultError
+from sieve.frames import REJECTION_COLUMNS
+from sieve.grid import Grid, find
+from sieve.inputs import inputs_of
+from sieve.parallel import LocalExecutor
+from sieve.results import CHECKPOINT, SPEC, find_candidate, life_of, lives, read_frame, read_result
+from sieve.spec import load_spec
+from stages import s1_validity, s2_memory_fit, s3_batch_sizing, s4_shortlist
+
+_MODULES: Final = (s1_validity, s2_memory_fit, s3_batch_sizing)
+_MOST_BYTES: Final = 10_000_000
+
+
+def explain(run: Path, candidate_id: str) -> dict[str, Any]:
+    """Return what happened to one candidate of a finished run, as `results.life_of` does.
+
+    A candidate of a large grid that `candidates.parquet` does not hold is computed anew from the
+    run's spec; its inputs must still be those of the run.
+
+    Raises:
+        ResultError: no such run or candidate, or the inputs are gone or have changed.
+    """
+    result = read_result(run)
+    path = run / CHECKPOINT / SPEC
+    if not path.is_file():
+        return life_of(run, candidate_id)
+    kept = read_frame(run, "candidates.parquet", ("candidate_id",))
+    if (kept["candidate_id"] == candidate_id).any():
+        return life_of(run, candidate_id)
+    context, grid = _prepared(path)
+    if inputs_of(context) != result.get("inputs"):
+        raise ResultError(
+            f"{run}: {candidate_id} is not in candidates.parquet, and the run's inputs have "
+            "changed since; run `sieve run` again"
+        )
+    number = find(grid, candidate_id)
+    if number is None:
+        find_candidate(kept, candidate_id)  # names the nearest ones
+        raise AssertionError("a candidate is in the table and not in the grid")
+    row = _row(grid, number, context, kept)
+    return lives(result, row, [])
+
+
+def _prepared(path: Path) -> tuple[RunContext, Grid]:
+    if path.stat().st_size > _MOST_BYTES:
+        raise ResultError(f"{path}: larger than {_MOST_BYTES:,} bytes")
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        spec, folder = dict(data["spec"]), Path(str(data["folder"]))
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
+        raise ResultError(f"{path}: not what a run writes there: {error}") from None
+    return prepare(load_spec(spec, base_dir=folder), LocalExecutor())
+
+
+def _row(grid: Grid, number: int, context: RunContext, kept: pl.DataFrame) -> dict[str, Any]:
+    """Return the row that `candidates.parquet` would hold."""
+    frame = grid.rows(np.array([number], np.int64))
+    for module in _MODULES:
+        result = module.run(frame, context)
+        if len(result.rejected):
+            return _complete(result.rejected, module.STAGE.number)
+        frame = result.admitted
+    hopeful, missing, _ = s4_shortlist.bounded(frame, context)
+    if len(missing):
+        return _complete(missing, s4_shortlist.STAGE.number)
+    others = kept.filter(pl.col("reason") == "not_selected")
+    if others.is_empty():
+        return _complete(hopeful.with_columns(kind=None, reason=None), None)
+    lowest = pl.DataFrame({"score": [float(others["limit"][0])]})
+    return _complete(s4_shortlist.turned_down(hopeful, lowest), s4_shortlist.STAGE.number)
+
+
+def _complete(frame: pl.DataFrame, stage: int | None) -> dict[str, Any]:
+    row = {**dict.fromkeys(REJECTION_COLUMNS), **frame.row(0, named=True)}
+    return row | {"stage": stage}
