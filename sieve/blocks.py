@@ -108,8 +108,7 @@ def search_block(search: Search, block: tuple[int, int]) -> Part:
     hopeful = scored.hopeful
     numbers = pl.concat([hopeful["number"], scored.missing["number"]]).to_numpy()
     scores = pl.concat([hopeful["score"], scored.missing["score"]]).to_numpy()
-    size, per_family = s4_shortlist.sizes(context)
-    leading = s4_shortlist.leading(scored, size=size, per_family=per_family)
+    leading = s4_shortlist.leading(scored, context)
     everyone = hopeful["number"].to_numpy()
     clock.append(time.perf_counter())
     best = _best(numbers, scores)

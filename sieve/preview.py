@@ -18,6 +18,7 @@ import polars.selectors as cs
 
 from sieve.context import RunContext
 from sieve.frames import RESAMPLES
+from sieve.parallel import LocalExecutor
 from stages import s5_simulate, s6_rank
 
 MOST_REQUESTS: Final = 2_000
@@ -44,7 +45,13 @@ class Preview:
         if len(requests) > MOST_REQUESTS:
             requests = requests.take(np.arange(MOST_REQUESTS, dtype=np.int64))
         self.context = replace(
-            self.context, spec=spec, requests=requests, progress=None, ledger=None, preview=None
+            self.context,
+            spec=spec,
+            requests=requests,
+            executor=LocalExecutor(),  # too little for a cluster
+            progress=None,
+            ledger=None,
+            preview=None,
         )
 
     def __call__(self, candidates: pl.DataFrame) -> list[int]:

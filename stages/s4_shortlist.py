@@ -6,8 +6,9 @@ the model's error. A candidate whose optimistic end already misses an objective 
 replicas), by turns from five lists: the best score of all (a stretch, perhaps too small for its
 load), and the best scores of those that hold at the middle, at one and two thirds of the way to the
 pessimistic end, and there (safe). A closed form errs, so the sizes between are tried too, and
-those places are raced for: `preview` candidates, two of a family, are replayed over a short trace,
-then as many of the families in the lead; the shortlist follows their order (`sieve.preview`).
+those places are raced for: `preview` candidates, one of a shape (family, EP and precisions), are
+replayed over a short trace, then as many of the shapes in the lead; the shortlist follows their
+order (`sieve.preview`).
 Candidates that differ only in a `max_num_seqs` far above their load run alike; the smallest stands
 for them. Of equal scores the one furthest from its objectives at the pessimistic end goes first.
 
@@ -17,6 +18,7 @@ list, and no bound rejects anything.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import exp
 from typing import Final
@@ -43,15 +45,16 @@ STAGE: Final = Stage(
 )
 SAFETY: Final = (0.0, -1 / 3, -2 / 3, -1.0)
 """How far towards the pessimistic end a list of the shortlist asks its candidates to hold."""
-BREADTH: Final = 2
-"""Most of one family in the first round of short replays."""
-FRONT: Final = 5
-"""Families of which the second round takes more, those that lead after the first."""
-DEPTH: Final = 24
-"""Most of one family in the second round."""
+BREADTH: Final = 4
+"""Most of one family in the first round of short replays, each of another shape."""
+FRONT: Final = 8
+"""Shapes of which the second round takes more, those that lead after the first."""
+DEPTH: Final = 12
+"""Most of one shape in the second round."""
 NEAR: Final = 0.1
 """Step of the logarithm within which two distances from the objectives count as equal."""
 _GROUP: Final = ("gpu", "tp", "pp", "replicas")
+_SHAPE: Final = (*_GROUP, "ep", "weight_dtype", "kv_cache_dtype")
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,29 +116,26 @@ def bounded(
     return parts.admitted, parts.rejected, keys[:, passes]
 
 
-def leading(scored: Scored, *, size: int, per_family: int) -> IntArray:
+def leading(scored: Scored, context: RunContext) -> IntArray:
     """Return the rows from which the shortlist may be chosen, rising.
 
-    In each list the best `per_family` of the `size` families that lead it. Of a part of the
-    candidates they hold all that would be chosen of the whole: further candidates move nobody
-    forward in a list.
+    In each list the best of each family and of each shape, of the families that lead it. Of a part
+    of the candidates they hold all that would be chosen of the whole: further candidates move
+    nobody forward in a list.
     """
-    family = _families(scored.hopeful)
+    limits, hopeful = context.spec.run.shortlist, scored.hopeful
+    races = not context.is_reference and limits.preview > 0
+    size = max(limits.preview, limits.size) if races else limits.size
+    family, shape = _numbered(hopeful, _GROUP), _numbered(hopeful, _SHAPE)
     rows: list[int] = []
     for order in _orders(scored):
         _, first = np.unique(family[order], return_index=True)
         front = family[order][np.sort(first)[:size]]
         members = order[np.isin(family[order], front)]
-        rows += capped(members, family, per_family, len(members))
+        rows += capped(members, family, limits.per_family, len(members))
+        if races:
+            rows += capped(members, shape, DEPTH, len(members))
     return np.array(sorted(set(rows)), np.int64)
-
-
-def sizes(context: RunContext) -> tuple[int, int]:
-    """Return how many families the choice may reach, and how deep into one; see `leading`."""
-    limits = context.spec.run.shortlist
-    if context.is_reference or not limits.preview:
-        return limits.size, limits.per_family
-    return max(limits.preview, limits.size), max(DEPTH, limits.per_family)
 
 
 def takes_all(hopeful: int, context: RunContext) -> bool:
@@ -186,15 +186,17 @@ def turned_down(left: pl.DataFrame, chosen: pl.DataFrame) -> pl.DataFrame:
 def _take(scored: Scored, context: RunContext) -> IntArray:
     """Return the rows of the shortlist in the order taken."""
     limits, hopeful = context.spec.run.shortlist, scored.hopeful
-    family, orders = _families(hopeful), _orders(scored)
+    family, orders = _numbered(hopeful, _GROUP), _orders(scored)
     if context.preview is None:
         return by_turns(orders, family, size=limits.size, per_family=limits.per_family)
+    shape = _numbered(hopeful, _SHAPE)
     entries = max(limits.preview, limits.size)
-    broad = by_turns(orders, family, size=entries, per_family=BREADTH)
-    ahead = family[broad[context.preview(hopeful[broad])]]
+    firsts = [np.array(capped(o, shape, 1, len(o)), np.int64) for o in orders]
+    broad = by_turns(firsts, family, size=entries, per_family=BREADTH)
+    ahead = shape[broad[context.preview(hopeful[broad])]]
     front = list(dict.fromkeys(ahead.tolist()))[:FRONT]
-    inside = [order[np.isin(family[order], front)] for order in orders]
-    deep = by_turns(inside, family, size=entries, per_family=DEPTH)
+    inside = [order[np.isin(shape[order], front)] for order in orders]
+    deep = by_turns(inside, shape, size=entries, per_family=DEPTH)
     raced = np.union1d(broad, deep)
     first = raced[context.preview(hopeful[raced])]
     rest = [np.concatenate([first, order[~np.isin(order, first)]]) for order in orders]
@@ -212,9 +214,9 @@ def _no_rows(candidates: pl.DataFrame) -> pl.DataFrame:
     )  # fmt: skip
 
 
-def _families(candidates: pl.DataFrame) -> IntArray:
-    """Return a number of each candidate's (GPU, TP, PP, replicas), (n,)."""
-    keys = candidates.select(pl.struct(_GROUP).rank("dense")).to_series()
+def _numbered(candidates: pl.DataFrame, columns: Sequence[str]) -> IntArray:
+    """Return a number of each candidate's values in some columns, (n,)."""
+    keys = candidates.select(pl.struct(columns).rank("dense")).to_series()
     return keys.to_numpy().astype(np.int64)
 
 
@@ -239,7 +241,7 @@ def _orders(scored: Scored) -> list[IntArray]:
         margins = (place[rows], *scored.margins[::-1, rows])
         position = np.empty(len(rows), np.int64)
         position[np.lexsort(margins)] = np.arange(len(rows))
-        alike = hopeful.select(*_GROUP, "weight_dtype", "kv_cache_dtype", "max_num_seqs")[rows]
+        alike = hopeful.select(*_SHAPE, "max_num_seqs")[rows]
         alike = alike.with_columns(pl.Series(f"key{i}", key) for i, key in enumerate(keys))
         placed = alike.with_columns(pl.Series("position", position))
         turn = placed.select(pl.col("position").rank("ordinal").over(alike.columns)).to_series()

@@ -224,7 +224,7 @@ class ShortlistSpec(StrictModel):
     """Candidates that reach the replay."""
     per_family: Count = 3
     """Most of one (GPU, TP, PP, replicas) family."""
-    preview: Annotated[int, Field(ge=0)] = 100
+    preview: Annotated[int, Field(ge=0)] = 120
     """Candidates that race for a place in each of two rounds of short replays; 0: none do."""
     exhaustive_below: Annotated[int, Field(ge=0)] = 0
     """Replay every survivor when no more than this many remain."""

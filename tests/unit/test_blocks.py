@@ -45,9 +45,10 @@ NUMBER = 3 * 3 * 2 * 2 * 3 * (1 + 2 + 2)
 def spec(make_spec: Make) -> dict[str, Any]:
     return make_spec(
         {
+            "model": "Qwen/Qwen3-14B",
             "traffic.synthetic.requests": 60,
             "traffic.synthetic.arrival": {"poisson_per_s": 60},
-            "slo": {"ttft_p99": "300 ms", "tpot_p99": "9 ms"},
+            "slo": {"ttft_p99": "80 ms", "tpot_p99": "30 ms"},
             "fleet.gpus": ["H100-SXM-80GB", "L4-24GB"],
             "fleet.max_gpus": 4,
             "grid.axes": AXES,
@@ -82,6 +83,9 @@ def assert_same(grid: Grid, blocked: Outcome, expected: Outcome) -> None:
     assert timeless(blocked.stages) == timeless(expected.stages)
     assert_frame_equal(blocked.ranked, expected.ranked, check_exact=True)
     mine, theirs = (candidates_table(grid, x).sort("candidate_id") for x in (blocked, expected))
+    if len(mine) < len(theirs):  # of a reason with more than a thousand the first are kept
+        assert max(n for stage in expected.stages for n in stage["reasons"].values()) > blocks.FIRST
+        theirs = theirs.join(mine.select("candidate_id"), on="candidate_id", how="semi")
     assert_frame_equal(mine.select(theirs.columns), theirs, check_exact=True)
 
 
@@ -194,7 +198,12 @@ def test_a_run_in_blocks_says_so_and_explains_every_candidate(
     for (_, reason), rows in expected.candidates.group_by("stage", "reason"):
         missing = rows.filter(~pl.col("candidate_id").is_in(list(held)))
         for name in missing["candidate_id"].head(1):
-            assert explain(tmp_path / "blocks", name) == life_of(tmp_path / "whole", name), reason
+            mine, theirs = explain(tmp_path / "blocks", name), life_of(tmp_path / "whole", name)
+            row, full = mine.pop("candidate"), theirs.pop("candidate")
+            assert mine == theirs, reason
+            assert row == {key: full[key] for key in row}, reason
+            # Metrics are of those that were replayed.
+            assert not any(value for key, value in full.items() if key not in row)
     assert len(held) < 2 * NUMBER
     first = found.data["ranking"][0]["candidate_id"]
     assert explain(tmp_path / "blocks", first)["ranking"]["rank"] == 1
