@@ -26,7 +26,7 @@ from sieve.context import Assumption, RunContext
 from sieve.errors import CatalogError, InvalidInput, SpecError, TableError, TraceError
 from sieve.grid import PRECISIONS, Grid, expand, require_prices
 from sieve.inputs import inputs_of
-from sieve.parallel import LocalExecutor, make_executor
+from sieve.parallel import make_executor
 from sieve.perf.cache import StepTables
 from sieve.perf.capacity import workload_of
 from sieve.perf.front_end import chat_latency_s, request_work_s
@@ -62,7 +62,7 @@ from sieve.traces import load_traffic
 from sieve.units import GB
 from stages import STAGES
 
-__all__ = ["RunResult", "compiles_first", "default_folder", "dry_run", "prepare", "run"]
+__all__ = ["RunResult", "compiles_first", "default_folder", "prepare", "run"]
 
 SHORT_TRACE = 5
 """A trace shorter than this many slow answers says little about steady throughput."""
@@ -211,24 +211,27 @@ def run(
     if target is not None:
         target.event("start", name=resolved.run.name, num_candidates=grid.index.num_candidates)
     try:
-        if target is not None:
-            on_block = target.progress(on_block, stage=1)
-        outcome = run_grid(grid, context, stop_after=stop_after, on_stage=note, on_block=on_block)
-        result = _result(grid, context, outcome)
-        if outcome.is_partial:
-            result.files[f"{CHECKPOINT}/{SPEC}"] = to_json(resolved.to_rerun())
-        if audit:
-            result.data["audit"] = clean(audit_of(grid, context, outcome))
-        if stop_after >= 4:
-            workers = fan_out.workers or os.cpu_count() or 1
-            result.exhaustive = exhaustive_cost(outcome, context).to_json(workers)
-        result.data["elapsed_s"] = time.perf_counter() - started
-        if target is not None:
-            result._write(target)
-            reused = context.ledger.num_reused if context.ledger else 0
-            damaged = context.ledger.num_damaged if context.ledger else 0
-            counts = {"num_replays_reused": reused, "num_replays_damaged": damaged}
-            target.event("end", status=result.answer["status"], **counts)
+        with fan_out:
+            if target is not None:
+                on_block = target.progress(on_block, stage=1)
+            outcome = run_grid(
+                grid, context, stop_after=stop_after, on_stage=note, on_block=on_block
+            )
+            result = _result(grid, context, outcome)
+            if outcome.is_partial:
+                result.files[f"{CHECKPOINT}/{SPEC}"] = to_json(resolved.to_rerun())
+            if audit:
+                result.data["audit"] = clean(audit_of(grid, context, outcome))
+            if stop_after >= 4:
+                workers = fan_out.workers or os.cpu_count() or 1
+                result.exhaustive = exhaustive_cost(outcome, context).to_json(workers)
+            result.data["elapsed_s"] = time.perf_counter() - started
+            if target is not None:
+                result._write(target)
+                reused = context.ledger.num_reused if context.ledger else 0
+                damaged = context.ledger.num_damaged if context.ledger else 0
+                counts = {"num_replays_reused": reused, "num_replays_damaged": damaged}
+                target.event("end", status=result.answer["status"], **counts)
     finally:
         if target is not None and context.ledger is not None:
             context.ledger.close()
@@ -241,31 +244,6 @@ def compiles_first() -> bool:
     from sieve.sim._kernels import is_compiled
 
     return not is_compiled()
-
-
-def dry_run(
-    spec: str | Path | Mapping[str, Any],
-    *,
-    overrides: Sequence[str] = (),
-    exhaustive: bool = False,
-) -> dict[str, Any]:
-    """Return what a run would do: stage counts, replays, and a rough time on this machine.
-
-    Raises:
-        SieveError: any fault of the input.
-    """
-    resolved = load_spec(spec, overrides=overrides)
-    fan_out = LocalExecutor()
-    context, grid = prepare(resolved, fan_out, exhaustive=exhaustive)
-    outcome = run_grid(grid, context, stop_after=4, preview=False)
-    cost = exhaustive_cost(outcome, context, chosen=True)
-    return {
-        "num_candidates": grid.index.num_candidates,
-        "stages": outcome.stages,
-        "num_replays": cost.num_replays,
-        "estimated_s": cost.elapsed_s(fan_out.workers),
-        "exhaustive": exhaustive_cost(outcome, context).to_json(fan_out.workers),
-    }
 
 
 def prepare(

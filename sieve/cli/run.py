@@ -58,13 +58,14 @@ def run(
     if calibration is not None:
         raise NotYetError("--calibration is not yet in this version; leave it out")
     from sieve import api
+    from sieve.dry import dry_run as estimate
     from sieve.parallel import make_executor
     from sieve.report import terminal
 
     overrides = overrides or []
     if dry_run:
         make_executor(executor, ray_address)
-        counts = api.dry_run(spec, overrides=overrides, exhaustive=exhaustive)
+        counts = estimate(spec, overrides=overrides, exhaustive=exhaustive)
         if as_json:
             print_json(counts)
         else:

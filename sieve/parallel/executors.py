@@ -7,7 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from sieve.errors import SieveError
 
@@ -31,6 +31,12 @@ class LocalExecutor:
 
     def __init__(self, workers: int | None = None) -> None:
         self.workers: int = workers or os.cpu_count() or 1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Do nothing: threads end with their map."""
 
     def map_ordered(
         self,
@@ -106,6 +112,18 @@ class RayExecutor:
         self.address = address
         self.workers = workers
         self.task_limit_s = task_limit_s
+        self._stays = self._started = False
+
+    def __enter__(self) -> Self:
+        """Let a Ray that is started from here on run until the end of the block."""
+        self._stays = True
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._stays = False
+        if self._started:
+            self._started = False
+            _import_ray().shutdown()
 
     def map_ordered(
         self,
@@ -124,10 +142,12 @@ class RayExecutor:
         started = not ray.is_initialized()
         if started:
             self._connect(ray)
+            self._started = True
         try:
             return self._run(ray, function, shared, items, labels, on_done)
         finally:
-            if started:
+            if started and not self._stays:
+                self._started = False
                 ray.shutdown()
 
     def _connect(self, ray: Any) -> None:

@@ -281,6 +281,13 @@ def print_dry_run(counts: Mapping[str, Any]) -> None:
     """Print what a run would do."""
     out = console()
     out.print(_funnel(counts["stages"]))
+    if counts.get("sampled"):
+        out.print(
+            f"Estimated from {count(counts['sampled'])} combinations; stages 1 to 4 over all take "
+            f"about {duration(counts['search_s'])} here",
+            soft_wrap=True,
+        )
+        return
     out.print(
         f"{count(counts['num_replays'])} replays, about {duration(counts['estimated_s'])} here"
     )

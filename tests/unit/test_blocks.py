@@ -17,6 +17,7 @@ from polars.testing import assert_frame_equal
 import sieve
 from sieve import blocks, pipeline
 from sieve.api import prepare
+from sieve.dry import dry_run
 from sieve.errors import InvalidInput, ResultError
 from sieve.explain import explain
 from sieve.grid import Grid, find
@@ -226,6 +227,21 @@ def test_every_candidate_is_found_by_its_id(whole: tuple[Grid, Outcome]) -> None
         assert grid.rows(np.array([number]))["candidate_id"].to_list() == [ids[place]]
     assert find(grid, ids[0] + ".x") is None
     assert find(grid, ids[0].replace(".tp1.", ".tp3.")) is None
+
+
+def test_a_dry_run_of_a_very_large_grid_samples_it(
+    spec: dict[str, Any], whole: tuple[Grid, Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sieve.dry.SAMPLED_ABOVE", 100)
+    monkeypatch.setattr("sieve.dry.SAMPLED_BLOCK", 30)
+    monkeypatch.setattr("sieve.dry.SAMPLES", 40)
+    counts = dry_run(spec)
+    assert counts["num_candidates"] == 2 * NUMBER
+    assert counts["sampled"] < whole[0].index.size
+    exact = whole[1].stages
+    for mine, theirs in zip(counts["stages"], exact, strict=True):
+        assert mine["num_in"] == pytest.approx(theirs["num_in"], rel=0.25)
+    assert sum(counts["stages"][0]["reasons"].values()) == counts["stages"][0]["num_rejected"]
 
 
 def test_too_many_to_replay_them_all_is_refused(

@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 
 import sieve
-from sieve.api import dry_run
+from sieve.dry import dry_run
 from sieve.errors import InvalidInput, NotYetError, SieveError
 from sieve.frames import METRICS, bound_column
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 import sieve
-from sieve.api import dry_run, prepare
+from sieve.api import prepare
+from sieve.dry import dry_run
 from sieve.parallel import LocalExecutor
 from sieve.perf.replay_cost import EVENTS, STEPS, ReplayCost
 from sieve.pipeline import exhaustive_cost, run_stages
