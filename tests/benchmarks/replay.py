@@ -4,7 +4,7 @@ Step times are given; times are CPU seconds of this process, best of several, co
 One line compares with a plain Python loop of the same rules in the same run. The public
 conversation trace is replayed where `SIEVE_DATA` names the folder of data sets.
 """
-# ruff: noqa: E402, T201 - a script that prints, run from the repository
+# ruff: noqa: E402 - a script that prints, run from the repository
 
 from __future__ import annotations
 
