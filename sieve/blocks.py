@@ -32,6 +32,8 @@ KEPT: Final = 1_000_000
 """Most candidates admitted to stage 4 that are kept, the best by score."""
 FIRST: Final = 1_000
 """Rejected candidates kept of each reason, the first of the grid."""
+LEADING: Final = 150_000
+"""Candidates of several blocks among which the shortlist may be, before they are looked through."""
 NEAREST: Final = 64
 """Families of which the nearest miss is kept."""
 _MODULES: Final = (s1_validity, s2_memory_fit, s3_batch_sizing)
@@ -311,12 +313,15 @@ def merge(
     merged = Merged(most)
     # What belongs to this process does not travel.
     plain = replace(context, executor=LocalExecutor(1), progress=None, ledger=None, preview=None)
-    row = grid.index.row_size
+    row, most_leading = grid.index.row_size, LEADING
     done, total = 0, sum(last - first for first, last in blocks) * row
 
     def on_done(number: int, part: Part) -> None:
-        nonlocal done
+        nonlocal done, most_leading
         merged.add(part)
+        if sum(map(len, merged.leading)) > most_leading:
+            _narrow(grid, merged, context)
+            most_leading = max(LEADING, 2 * len(merged.leading[0]))
         first, last = blocks[number]
         done += (last - first) * row
         if on_block is not None:
@@ -375,15 +380,33 @@ def _at_stage(rejected: pl.DataFrame, number: int) -> pl.DataFrame:
 
 def _chosen(grid: Grid, merged: Merged, context: RunContext, *, everyone: bool) -> pl.DataFrame:
     """Return the shortlist of the whole grid."""
-    parts = merged.hopeful if everyone else merged.leading
-    numbers = np.concatenate(parts)
-    order = np.argsort(numbers)
-    frame = grid.rows(numbers[order]).with_columns(pl.Series("number", numbers[order]))
-    scored = s4_shortlist.score(_sized(frame, context)[0], context)
-    if not everyone:
-        # Twins are known to the blocks alone, which saw them side by side.
-        scored = replace(scored, lists=np.concatenate(merged.lists, axis=1)[:, order])
+    if everyone:
+        scored = _scored(grid, np.sort(np.concatenate(merged.hopeful)), context)
+    else:
+        scored = _leading(grid, merged, context)
     return s4_shortlist.choose(scored, context, everyone=everyone).admitted
+
+
+def _scored(grid: Grid, numbers: IntArray, context: RunContext) -> s4_shortlist.Scored:
+    frame = grid.rows(numbers).with_columns(pl.Series("number", numbers))
+    return s4_shortlist.score(_sized(frame, context)[0], context)
+
+
+def _leading(grid: Grid, merged: Merged, context: RunContext) -> s4_shortlist.Scored:
+    """Return the candidates from which the shortlist may be chosen."""
+    numbers = np.concatenate(merged.leading)
+    order = np.argsort(numbers)
+    # Twins are known to the blocks alone, which saw them side by side.
+    lists = np.concatenate(merged.lists, axis=1)[:, order]
+    return replace(_scored(grid, numbers[order], context), lists=lists)
+
+
+def _narrow(grid: Grid, merged: Merged, context: RunContext) -> None:
+    """Drop from `leading` what the blocks so far have left behind."""
+    scored = _leading(grid, merged, context)
+    kept = s4_shortlist.leading(scored, context)
+    merged.leading = [scored.hopeful["number"].to_numpy()[kept]]
+    merged.lists = [scored.lists[:, kept]]
 
 
 def _records(merged: Merged, num_chosen: int, elapsed_s: float) -> list[dict[str, Any]]:

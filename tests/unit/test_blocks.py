@@ -99,6 +99,24 @@ def test_the_whole_is_a_grid_where_every_stage_rejects(whole: tuple[Grid, Outcom
     assert len(found.ranked) == 5
 
 
+def test_candidates_left_behind_are_dropped_on_the_way(
+    spec: dict[str, Any], whole: tuple[Grid, Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    narrowed: list[int] = []
+    narrow = blocks._narrow
+
+    def counted(grid: Grid, merged: blocks.Merged, context: Any) -> None:
+        before = sum(map(len, merged.leading))
+        narrow(grid, merged, context)
+        narrowed.append(before - len(merged.leading[0]))
+
+    monkeypatch.setattr(blocks, "LEADING", 20)
+    monkeypatch.setattr(blocks, "_narrow", counted)
+    grid, found, _ = outcome(spec, whole=0, block=40)
+    assert_same(grid, found, whole[1])
+    assert max(narrowed) > 0
+
+
 @settings(
     max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
