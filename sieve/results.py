@@ -7,14 +7,17 @@ folder without it is an unfinished run.
 from __future__ import annotations
 
 import difflib
+import errno
 import fcntl
+import io
 import json
 import math
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, Final
@@ -27,6 +30,7 @@ SCHEMA_VERSION: Final = "1.0"
 CHECKPOINT: Final = "checkpoint"
 REPLAYS: Final = "replays.ledger"
 LOCK: Final = "lock"
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 PROGRESS_EVERY_S: Final = 1.0
 MAX_RESULT_BYTES: Final = 200_000_000
 _CANDIDATE_COLUMNS: Final = (
@@ -57,6 +61,21 @@ def to_json(value: Any) -> str:
     return json.dumps(clean(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
+@contextmanager
+def written(path: Path) -> Iterator[None]:
+    """Turn what the system says of a failed write into one clear error.
+
+    Raises:
+        ResultError: names the file and the system's reason.
+    """
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        advice = "make room, then go on with --resume" if error.errno in _FULL else "check the path"
+        raise ResultError(f"{path}: cannot be written: {reason}; {advice}") from None
+
+
 class RunFolder:
     """A run folder that is being written."""
 
@@ -82,16 +101,21 @@ class RunFolder:
             (path / CHECKPOINT).mkdir(parents=True, exist_ok=True)
             self._lock = _lock(path)
             _remove_earlier(path, keep_replays=resume)
-            mode = "a" if resume else "w"
-            self._events = (path / "events.jsonl").open(mode, encoding="utf-8")
+            mode = "ab" if resume else "wb"
+            self._events = (path / "events.jsonl").open(mode, buffering=0)
         except OSError as error:
             raise ResultError(f"{path}: cannot be written: {error.strerror}") from None
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Append one event for machines."""
+        """Append one event for machines.
+
+        Raises:
+            ResultError: it cannot be written, for example because the disk is full.
+        """
         line = {"time_s": round(time.time(), 3), "event": kind, **clean(fields)}
-        self._events.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
-        self._events.flush()
+        text = json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n"
+        with written(self.path / "events.jsonl"):
+            self._events.write(text.encode())
 
     def progress(
         self, then: Callable[[int, int], None] | None = None
@@ -115,26 +139,37 @@ class RunFolder:
         return note
 
     def write_text(self, name: str, text: str) -> None:
-        """Write a text file atomically; `name` is relative and stays inside the folder."""
-        self._replace(name, lambda path: path.write_text(text, encoding="utf-8"))
+        """Write a text file atomically; `name` is relative and stays inside the folder.
+
+        Raises:
+            ResultError: it would leave the folder, or cannot be written.
+        """
+        self._replace(name, text.encode())
 
     def write_frame(self, name: str, frame: pl.DataFrame) -> None:
-        """Write a Parquet file atomically."""
-        self._replace(name, frame.write_parquet)
+        """Write a Parquet file atomically.
 
-    def _replace(self, name: str, write: Any) -> None:
+        Raises:
+            ResultError: as `write_text`.
+        """
+        content = io.BytesIO()
+        frame.write_parquet(content)
+        self._replace(name, content.getbuffer())
+
+    def _replace(self, name: str, content: bytes | memoryview) -> None:
         target = self.path / name
         if not target.resolve().is_relative_to(self.path.resolve()):
             raise ResultError(f"{name}: would leave the run folder")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=".part-", dir=target.parent)
-        os.close(handle)
-        try:
-            write(Path(temporary))
-            Path(temporary).chmod(0o644)
-            Path(temporary).replace(target)
-        finally:
-            Path(temporary).unlink(missing_ok=True)
+        with written(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            handle, temporary = tempfile.mkstemp(prefix=".part-", dir=target.parent)
+            os.close(handle)
+            try:
+                Path(temporary).write_bytes(content)
+                Path(temporary).chmod(0o644)
+                Path(temporary).replace(target)
+            finally:
+                Path(temporary).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Close the event log and let other runs in."""

@@ -123,6 +123,13 @@ def main() -> None:
     except SieveError as error:
         fail(error, as_json=as_json)
         sys.exit(2)
+    except MemoryError:
+        print(
+            "error: out of memory; take fewer requests or a smaller grid, or go on with --resume "
+            "on a larger machine",
+            file=sys.stderr,
+        )
+        sys.exit(2)
     except OSError as error:
         if error.errno not in {errno.ENOSPC, errno.EPIPE}:
             raise
