@@ -61,10 +61,18 @@ GROUPS: Final = (
         "ranking",
         ("sieve/ranking",),
         tuple(
-            f"{UNIT}/test_{name}.py" for name in ("ranking", "ties", "noise", "interval_ends", "levels")
+            f"{UNIT}/test_{name}.py"
+            for name in ("ranking", "ties", "noise", "interval_ends", "levels")
         ),
     ),
-    Group("memory", ("sieve/memory",), (f"{UNIT}/memory", f"{UNIT}/test_fit.py", f"{UNIT}/test_memory.py", f"{UNIT}/verify/test_memory.py")),
+    Group(
+        "memory",
+        ("sieve/memory",),
+        tuple(
+            f"{UNIT}/{name}"
+            for name in ("memory", "test_fit.py", "test_memory.py", "verify/test_memory.py")
+        ),
+    ),
     Group(
         "replay",
         ("sieve/sim/_kernels", "sieve/sim/traffic_input.py", "sieve/sim/metrics.py"),
