@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -26,6 +27,7 @@ from sieve.errors import ResultError
 SCHEMA_VERSION: Final = "1.0"
 CHECKPOINT: Final = "checkpoint"
 REPLAYS: Final = "replays.ledger"
+TRAFFIC: Final = "traffic.parquet"
 LOCK: Final = "lock"
 PROGRESS_EVERY_S: Final = 1.0
 MAX_RESULT_BYTES: Final = 200_000_000
@@ -123,23 +125,59 @@ class RunFolder:
         self._replace(name, frame.write_parquet)
 
     def _replace(self, name: str, write: Any) -> None:
-        target = self.path / name
-        if not target.resolve().is_relative_to(self.path.resolve()):
-            raise ResultError(f"{name}: would leave the run folder")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=".part-", dir=target.parent)
-        os.close(handle)
-        try:
-            write(Path(temporary))
-            Path(temporary).chmod(0o644)
-            Path(temporary).replace(target)
-        finally:
-            Path(temporary).unlink(missing_ok=True)
+        _replace_file(self.path, name, write)
 
     def close(self) -> None:
         """Close the event log and let other runs in."""
         self._events.close()
         self._lock.close()
+
+
+def _replace_file(folder: Path, name: str, write: Callable[[Path], Any]) -> None:
+    """Write a file of a folder under a temporary name, then rename it.
+
+    Raises:
+        ResultError: the file would lie outside the folder.
+    """
+    target = folder / name
+    if not target.resolve().is_relative_to(folder.resolve()):
+        raise ResultError(f"{name}: would leave the run folder")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=".part-", dir=target.parent)
+    os.close(handle)
+    try:
+        write(Path(temporary))
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(target)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def write_plan(run: Path, files: Mapping[str, str]) -> None:
+    """Write the files of a plan into a finished run, each atomically, the last one last.
+
+    What is there already stays, an earlier plan's file of the same name is replaced. The last file
+    says what the plan holds: it is removed first, so that it never stands over half a plan.
+
+    Args:
+        run: the run folder.
+        files: text by path below it.
+
+    Raises:
+        ResultError: the folder cannot be written, or another run is writing to it.
+    """
+    try:
+        (run / CHECKPOINT).mkdir(exist_ok=True)
+        with _lock(run):
+            (run / list(files)[-1]).unlink(missing_ok=True)
+            for name, text in files.items():
+                _replace_file(run, name, partial(_write_text, text=text))
+    except OSError as error:
+        raise ResultError(f"{run}: the plan cannot be written: {error.strerror}") from None
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
 
 
 def _lock(path: Path) -> IO[bytes]:
@@ -161,7 +199,8 @@ def _lock(path: Path) -> IO[bytes]:
 
 def _remove_earlier(path: Path, *, keep_replays: bool) -> None:
     """Remove an earlier run's files, the result first, so that no two runs mix."""
-    for name in ("result.json", "report.html", "candidates.parquet", "simulations.parquet"):
+    tables = ("candidates.parquet", "simulations.parquet", TRAFFIC)
+    for name in ("result.json", "report.html", *tables):
         (path / name).unlink(missing_ok=True)
     if not keep_replays:
         (path / CHECKPOINT / REPLAYS).unlink(missing_ok=True)
