@@ -15,6 +15,7 @@ import polars as pl
 
 from sieve import __version__
 from sieve.advice import advise
+from sieve.arrays import Requests
 from sieve.audit import audit as audit_of
 from sieve.catalog.architecture import ModelArchitecture
 from sieve.catalog.engines import load_engine
@@ -24,7 +25,7 @@ from sieve.checkpoint import Ledger
 from sieve.context import Assumption, RunContext
 from sieve.errors import CatalogError, InvalidInput, SpecError, TableError, TraceError
 from sieve.grid import PRECISIONS, Grid, expand, require_prices
-from sieve.inputs import inputs_of
+from sieve.inputs import inputs_of, serving_of
 from sieve.parallel import LocalExecutor, make_executor
 from sieve.perf.cache import StepTables
 from sieve.perf.capacity import workload_of
@@ -47,6 +48,7 @@ from sieve.results import (
     CHECKPOINT,
     REPLAYS,
     SCHEMA_VERSION,
+    TRAFFIC,
     RunFolder,
     clean,
     default_folder,
@@ -55,7 +57,7 @@ from sieve.results import (
 from sieve.sim.routing import check_routing
 from sieve.spec import ResolvedSpec, is_path, load_spec, path_label
 from sieve.spec.slo_traffic import traffic_faults
-from sieve.traces import load_traffic
+from sieve.traces import load_traffic, stored
 from sieve.units import GB
 from stages import STAGES
 
@@ -74,6 +76,7 @@ class RunResult:
         candidates: one row per candidate of the grid, with the stage that rejected it.
         simulations: one row per replayed candidate and load level.
         files: further text files by path below the run folder.
+        requests: the traffic at level 1.0, kept in the folder for `sieve plan`.
         exhaustive: what a replay of every survivor would take on this machine, an estimate:
             `num_candidates`, `num_replays`, `estimated_s`; empty if stage 4 did not run.
         folder: where it was written, None if it was not.
@@ -83,6 +86,7 @@ class RunResult:
     candidates: pl.DataFrame
     simulations: pl.DataFrame
     files: dict[str, str] = field(default_factory=dict)
+    requests: Requests | None = None
     exhaustive: dict[str, Any] = field(default_factory=dict)
     folder: Path | None = None
 
@@ -132,6 +136,8 @@ class RunResult:
     def _write(self, target: RunFolder) -> None:
         target.write_frame("candidates.parquet", self.candidates)
         target.write_frame("simulations.parquet", self.simulations)
+        if self.requests is not None:
+            target.write_frame(TRAFFIC, stored.to_frame(self.requests))
         for name, text in self.files.items():
             target.write_text(name, text)
         target.write_text(
@@ -347,6 +353,7 @@ def _result(grid: Grid, context: RunContext, outcome: Outcome) -> RunResult:
         "sieve_version": __version__,
         "spec": context.spec.to_json(),
         "inputs": inputs_of(context),
+        "serving": serving_of(context),
         "assumptions": [asdict(a) for a in [*_assumptions(context), *_warnings(context, outcome)]],
         "stages": outcome.stages,
         "answer": answer_of(outcome, context),
@@ -363,6 +370,7 @@ def _result(grid: Grid, context: RunContext, outcome: Outcome) -> RunResult:
         candidates=candidates_table(grid.candidates, outcome),
         simulations=simulations if simulations is not None else pl.DataFrame(),
         files=dict(outcome.files),
+        requests=context.requests,
     )
 
 

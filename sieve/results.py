@@ -29,6 +29,7 @@ from sieve.errors import ResultError
 SCHEMA_VERSION: Final = "1.0"
 CHECKPOINT: Final = "checkpoint"
 REPLAYS: Final = "replays.ledger"
+TRAFFIC: Final = "traffic.parquet"
 LOCK: Final = "lock"
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 PROGRESS_EVERY_S: Final = 1.0
@@ -157,24 +158,56 @@ class RunFolder:
         self._replace(name, content.getbuffer())
 
     def _replace(self, name: str, content: bytes | memoryview) -> None:
-        target = self.path / name
-        if not target.resolve().is_relative_to(self.path.resolve()):
-            raise ResultError(f"{name}: would leave the run folder")
-        with written(target):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(prefix=".part-", dir=target.parent)
-            os.close(handle)
-            try:
-                Path(temporary).write_bytes(content)
-                Path(temporary).chmod(0o644)
-                Path(temporary).replace(target)
-            finally:
-                Path(temporary).unlink(missing_ok=True)
+        _replace_file(self.path, name, content)
 
     def close(self) -> None:
         """Close the event log and let other runs in."""
         self._events.close()
         self._lock.close()
+
+
+def _replace_file(folder: Path, name: str, content: bytes | memoryview) -> None:
+    """Write a file of a folder under a temporary name, then rename it.
+
+    Raises:
+        ResultError: the file would lie outside the folder, or cannot be written.
+    """
+    target = folder / name
+    if not target.resolve().is_relative_to(folder.resolve()):
+        raise ResultError(f"{name}: would leave the run folder")
+    with written(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=".part-", dir=target.parent)
+        os.close(handle)
+        try:
+            Path(temporary).write_bytes(content)
+            Path(temporary).chmod(0o644)
+            Path(temporary).replace(target)
+        finally:
+            Path(temporary).unlink(missing_ok=True)
+
+
+def write_plan(run: Path, files: Mapping[str, str]) -> None:
+    """Write the files of a plan into a finished run, each atomically, the last one last.
+
+    What is there already stays, an earlier plan's file of the same name is replaced. The last file
+    says what the plan holds: it is removed first, so that it never stands over half a plan.
+
+    Args:
+        run: the run folder.
+        files: text by path below it.
+
+    Raises:
+        ResultError: the folder cannot be written, or another run is writing to it.
+    """
+    try:
+        (run / CHECKPOINT).mkdir(exist_ok=True)
+        with _lock(run):
+            (run / list(files)[-1]).unlink(missing_ok=True)
+            for name, text in files.items():
+                _replace_file(run, name, text.encode())
+    except OSError as error:
+        raise ResultError(f"{run}: the plan cannot be written: {error.strerror}") from None
 
 
 def _lock(path: Path) -> IO[bytes]:
@@ -196,7 +229,8 @@ def _lock(path: Path) -> IO[bytes]:
 
 def _remove_earlier(path: Path, *, keep_replays: bool) -> None:
     """Remove an earlier run's files, the result first, so that no two runs mix."""
-    for name in ("result.json", "report.html", "candidates.parquet", "simulations.parquet"):
+    tables = ("candidates.parquet", "simulations.parquet", TRAFFIC)
+    for name in ("result.json", "report.html", *tables):
         (path / name).unlink(missing_ok=True)
     if not keep_replays:
         (path / CHECKPOINT / REPLAYS).unlink(missing_ok=True)

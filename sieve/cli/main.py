@@ -21,6 +21,7 @@ from sieve.cli import (
     evaluate,
     explain,
     fit,
+    plan,
     replay,
     run,
     schema,
@@ -36,7 +37,7 @@ from sieve.errors import NotYetError, SieveError
 INTERRUPTED: Final = 130
 _UsageError: Any = typer.BadParameter.__bases__[0]
 NOT_YET: Final = (
-    "batch", "nightly", "compare", "plan", "trace", "report", "serve",
+    "batch", "nightly", "compare", "trace", "report", "serve",
 )  # fmt: skip
 """Commands of the contract whose machinery comes later."""
 
@@ -52,6 +53,7 @@ app = typer.Typer(
 app.command("run")(run.run)
 app.command("explain")(explain.explain)
 app.command("replay")(replay.replay)
+app.command("plan")(plan.plan)
 app.command("models")(catalogue.models)
 app.command("gpus")(catalogue.gpus)
 app.command("engines")(catalogue.engines)
