@@ -28,6 +28,7 @@ from sieve.context import Assumption, RunContext
 from sieve.errors import CatalogError, InvalidInput, SpecError, TableError, TraceError
 from sieve.grid import PRECISIONS, Grid, expand, require_prices
 from sieve.inputs import inputs_of
+from sieve.memory.corrections import release
 from sieve.parallel import LocalExecutor, make_executor
 from sieve.perf.cache import StepTables
 from sieve.perf.capacity import workload_of
@@ -361,6 +362,8 @@ def _result(grid: Grid, context: RunContext, outcome: Outcome) -> RunResult:
         "schema_version": SCHEMA_VERSION,
         "sieve_version": __version__,
         "spec": context.spec.to_json(),
+        "model": {"name": context.model.name, "architecture": context.model.architecture},
+        "engine": {"name": context.engine.name, "release": release(context.engine.version)},
         "inputs": inputs_of(context),
         "assumptions": [asdict(a) for a in _stated(context, outcome)],
         "stages": outcome.stages,

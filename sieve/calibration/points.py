@@ -18,8 +18,8 @@ SECTION: Final = "serving"
 """Key of the calibration file under which points stand."""
 MAX_POINTS: Final = 4000
 METRICS: Final = (
-    "ttft", "ttft_p50", "ttft_p99", "tpot", "tpot_p50", "tpot_p99", "itl", "e2e", "e2e_p50",
-    "e2e_p99", "output_tokens_per_s", "total_tokens_per_s", "requests_per_s",
+    "ttft", "ttft_p50", "ttft_p99", "tpot", "tpot_p50", "tpot_p99", "itl", "itl_p50",
+    "itl_p99", "e2e", "e2e_p50", "e2e_p99", "output_tokens_per_s", "total_tokens_per_s", "requests_per_s",
 )  # fmt: skip
 """Metrics of a point, in seconds or per second; without a statistic: the mean."""
 BANDS: Final = ("low", "knee", "saturated")
@@ -143,8 +143,17 @@ def band_of(batch: float, waiting: float) -> str:
     return "low" if batch < LOW_BATCH else "knee"
 
 
-def contradiction(points: Sequence[Point]) -> str | None:
-    """Return what is wrong with the first two results of one point that disagree, in words."""
+@dataclass(frozen=True)
+class Contradiction:
+    """Two results of one point that disagree, and how, in words."""
+
+    first: Point
+    second: Point
+    reason: str
+
+
+def contradiction(points: Sequence[Point]) -> Contradiction | None:
+    """Return the first two results of one point that disagree by more than reruns do."""
     seen: dict[tuple[Any, ...], list[Point]] = {}
     for point in points:
         p = point.place
@@ -153,7 +162,7 @@ def contradiction(points: Sequence[Point]) -> str | None:
         key = (*names, *split)
         for other in seen.setdefault(key, []):
             if other.id != point.id and (why := _apart(other, point)):
-                return why
+                return Contradiction(other, point, why)
         seen[key].append(point)
     return None
 

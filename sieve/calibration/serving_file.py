@@ -57,8 +57,8 @@ def read_calibration(path: Path) -> Calibration:
     document = read_document(path)
     _check_version(document, path)
     points = points_of(document, str(path))
-    if why := contradiction(points):
-        raise ResultError(f"{path}: {why}")
+    if found := contradiction(points):
+        raise ResultError(f"{path}: {found.reason}")
     held = tuple(p for p in points if _holds(p))
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     return Calibration(held, len(points) - len(held), digest).prepared()
@@ -108,8 +108,8 @@ def merge_points(path: Path | None, points: Iterable[Point]) -> Calibration:
     ordered = tuple(known[key] for key in sorted(known))
     if len(ordered) > MAX_POINTS:
         raise ResultError(f"{len(ordered):,} points; a calibration file holds {MAX_POINTS:,}")
-    if why := contradiction(ordered):
-        raise ResultError(why)
+    if found := contradiction(ordered):
+        raise ResultError(found.reason)
     held = tuple(p for p in ordered if _holds(p))
     return Calibration(held, len(ordered) - len(held)).prepared()
 
