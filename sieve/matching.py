@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from sieve.calibration.apply import Deployment, load_of, uncorrected
+from sieve.calibration.apply import Deployment, uncorrected
 from sieve.calibration.points import Place, Point
 from sieve.calibration.readers import Result, read_results
 from sieve.calibration.serving_file import basis_of
@@ -25,8 +25,8 @@ from sieve.catalog.accelerators import load_gpu
 from sieve.catalog.engines import load_engine
 from sieve.catalog.models import load_model
 from sieve.errors import CatalogError, ResultError, SieveError
-from sieve.memory.corrections import release
 from sieve.results import find_candidate, read_frame, read_result
+from sieve.verify.measured import place_of
 from sieve.verify.measured_replay import Replays, finite
 from sieve.verify.measured_rows import MeasuredRow, read_rows
 from sieve.verify.measured_setup import setup_of
@@ -170,7 +170,7 @@ def _inconsistent(row: MeasuredRow) -> str | None:
 
 def _in_run(result: Result, run: Run, stated: Stated) -> Point:
     """Return the point of a result of one of a run's candidates."""
-    _same_model(result, run.model)
+    check_model(result, run.model)
     name = str(run.data["spec"].get("name", ""))
     said = result.metadata.get("run")
     if said is not None and str(said) not in {name, run.path.name}:
@@ -289,7 +289,7 @@ def _same_lengths(result: Result, row: Mapping[str, Any]) -> None:
             )
 
 
-def _same_model(result: Result, wanted: str) -> None:
+def check_model(result: Result, wanted: str) -> None:
     """Refuse a result of another model; the names of one checkpoint's copies are one model."""
     if not result.model or result.model == wanted:
         return
@@ -318,7 +318,7 @@ def _by_facts(result: Result, stated: Stated, replays: Replays) -> Point:
             "does not say on which GPU it was measured; give --gpu, or --run and --candidate"
         )
     if stated.model is not None:
-        _same_model(result, stated.model)
+        check_model(result, stated.model)
     tp = stated.tp or found.get("tp") or knobs.get("tensor_parallel_size") or 1
     pp = stated.pp or found.get("pp") or knobs.get("pipeline_parallel_size") or 1
     replicas = int(found.get("replicas", 1))
@@ -374,15 +374,8 @@ def _replayed(
     """Return the point of a row whose deployment is replayed here."""
     setup = setup_of(row)
     predicted, replay, _ = replays.predict(setup)
-    version = ".".join(map(str, setup.version))
-    deployment = Deployment(
-        engine="vllm", release=release(load_engine(f"vllm=={version}").version),
-        gpu=setup.gpu.name, model=setup.model.name, family=setup.model.architecture,
-        weight_dtype=setup.weight_dtype, kv_cache_dtype=setup.kv_cache_dtype, tp=setup.tp,
-        pp=setup.pp, replicas=setup.replicas,
-    )  # fmt: skip
-    load = load_of(setup.requests, replay)
-    assert load is not None  # `predict` refuses what is not served
+    place = place_of(setup, replay)
+    assert place is not None  # `predict` refuses what is not served
     source_format, source_version, date, how = facts
     stated = result or Result(
         file=row.file, where=where, sha256=sha256, source_format=source_format,
@@ -394,7 +387,7 @@ def _replayed(
     offered = f"{users} users" if users else f"{row.text['request_rate']} requests/s"
     limits = f", s{setup.max_num_seqs} b{setup.max_num_batched_tokens}"
     return _point(
-        stated, deployment.place(**load), finite(predicted), how, candidate, offered + limits
+        stated, place, finite(predicted), how, candidate, offered + limits
     )  # fmt: skip
 
 

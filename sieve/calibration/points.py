@@ -19,7 +19,8 @@ SECTION: Final = "serving"
 MAX_POINTS: Final = 4000
 METRICS: Final = (
     "ttft", "ttft_p50", "ttft_p99", "tpot", "tpot_p50", "tpot_p99", "itl", "itl_p50",
-    "itl_p99", "e2e", "e2e_p50", "e2e_p99", "output_tokens_per_s", "total_tokens_per_s", "requests_per_s",
+    "itl_p99", "e2e", "e2e_p50", "e2e_p99", "output_tokens_per_s", "total_tokens_per_s",
+    "requests_per_s",
 )  # fmt: skip
 """Metrics of a point, in seconds or per second; without a statistic: the mean."""
 BANDS: Final = ("low", "knee", "saturated")

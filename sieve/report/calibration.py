@@ -90,3 +90,28 @@ def print_corrections(report: Mapping[str, Any]) -> None:
 
 def _figure(metric: str, value: float) -> str:
     return f"{value:,.0f}/s" if metric.endswith("_per_s") else f"{value * 1e3:,.1f} ms"
+
+
+def print_tracking(report: Mapping[str, Any]) -> None:
+    """Print throughput window by window, and how well the prediction follows."""
+    out = console()
+    out.print(f"{escape(report['file'])} against {escape(report['candidate_id'])}")
+    table = Table(box=None, pad_edge=False)
+    for name in ("from s", "length s", "measured tokens/s", "predicted tokens/s", "error %"):
+        table.add_column(name, justify="right")
+    rows = report["windows"]
+    for row in rows[:_MAX_ROWS]:
+        seen, planned = row["measured_tokens_per_s"], row["predicted_tokens_per_s"]
+        error = f"{100 * (planned / seen - 1):+.1f}" if seen else "-"
+        table.add_row(f"{row['start_s']:,.0f}", f"{row['duration_s']:,.1f}", f"{seen:,.1f}",
+                      f"{planned:,.1f}", error)  # fmt: skip
+    out.print(table)
+    if len(rows) > _MAX_ROWS:
+        out.print(f"and {len(rows) - _MAX_ROWS} further windows; --json lists all")
+    summary = report["summary"]
+    out.print(
+        f"Mean error {100 * summary['mean_error']:+.1f} %, absolute error by window "
+        f"{100 * summary['wape']:.1f} % of the tokens: the mean hides "
+        f"{100 * summary['cancellation']:.1f} % (cancellation). Below measured in "
+        f"{100 * summary['under_fraction']:.0f} % of {summary['windows']} windows."
+    )
