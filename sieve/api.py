@@ -17,6 +17,9 @@ from sieve import __version__
 from sieve.advice import advise
 from sieve.arrays import Requests
 from sieve.audit import audit as audit_of
+from sieve.calibration.notes import calibration_notes
+from sieve.calibration.serving import Calibration
+from sieve.calibration.serving_file import read_calibration
 from sieve.catalog.architecture import ModelArchitecture
 from sieve.catalog.engines import load_engine
 from sieve.catalog.matrices import layer_plans
@@ -26,6 +29,7 @@ from sieve.context import Assumption, RunContext
 from sieve.errors import CatalogError, InvalidInput, SpecError, TableError, TraceError
 from sieve.grid import PRECISIONS, Grid, expand, require_prices
 from sieve.inputs import inputs_of, serving_of
+from sieve.memory.corrections import release
 from sieve.parallel import LocalExecutor, make_executor
 from sieve.perf.cache import StepTables
 from sieve.perf.capacity import workload_of
@@ -161,6 +165,7 @@ def run(
     exhaustive: bool = False,
     audit: bool = False,
     resume: bool = False,
+    calibration: str | Path | None = None,
     on_stage: Callable[[Mapping[str, Any]], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> RunResult:
@@ -177,6 +182,7 @@ def run(
         exhaustive: replay every candidate that survives to stage 4.
         audit: also replay every survivor, and say what the shortlist missed.
         resume: take finished replays from `out`, where an earlier run left them.
+        calibration: file of `sieve calibrate`; predictions are corrected by its measured points.
         on_stage: called with each stage's record.
         progress: called with (done, total) replays.
 
@@ -192,7 +198,10 @@ def run(
         raise InvalidInput("--audit compares rankings: leave out --stop-after, or give 6 or 7")
     fan_out = make_executor(executor, ray_address)
     resolved = load_spec(spec, overrides=overrides)
-    context, grid = prepare(resolved, fan_out, exhaustive=exhaustive, progress=progress)
+    learned = None if calibration is None else read_calibration(Path(calibration))
+    context, grid = prepare(
+        resolved, fan_out, exhaustive=exhaustive, progress=progress, calibration=learned
+    )
     if callable(out):
         out = out(resolved.run.name)
     target = RunFolder(Path(out), resume=resume) if out is not None else None
@@ -271,6 +280,7 @@ def prepare(
     *,
     exhaustive: bool = False,
     progress: Callable[[int, int], None] | None = None,
+    calibration: Calibration | None = None,
 ) -> tuple[RunContext, Grid]:
     """Return the context and the candidates of a resolved spec; all look-ups happen here."""
     objective = metrics_of(spec.run.rank.objective, spec.source)
@@ -278,6 +288,11 @@ def prepare(
         model = _model_of(spec)
     with _located(spec, "engine"):
         engine = load_engine(spec.engine)
+    if calibration is not None and engine.name == "reference":
+        raise InvalidInput(
+            "--calibration corrects predictions of a real engine; the plain rules of "
+            "`engine: reference` stay as they are: leave one of the two out"
+        )
     with _located(spec, "fleet.gpus"):
         grid = expand(spec, model, engine)
     with _located(spec, "traffic"):
@@ -321,6 +336,7 @@ def prepare(
         options=grid.options,
         exhaustive=exhaustive,
         progress=progress,
+        calibration=calibration,
     )
     return context, grid
 
@@ -352,9 +368,11 @@ def _result(grid: Grid, context: RunContext, outcome: Outcome) -> RunResult:
         "schema_version": SCHEMA_VERSION,
         "sieve_version": __version__,
         "spec": context.spec.to_json(),
+        "model": {"name": context.model.name, "architecture": context.model.architecture},
+        "engine": {"name": context.engine.name, "release": release(context.engine.version)},
         "inputs": inputs_of(context),
         "serving": serving_of(context),
-        "assumptions": [asdict(a) for a in [*_assumptions(context), *_warnings(context, outcome)]],
+        "assumptions": [asdict(a) for a in _stated(context, outcome)],
         "stages": outcome.stages,
         "answer": answer_of(outcome, context),
         "ranking": ranking_rows(outcome, context.options),
@@ -411,6 +429,15 @@ def _advice(context: RunContext, outcome: Outcome) -> list[dict[str, str]]:
     return [{"topic": a.topic, "text": a.text, "kind": a.kind} for a in found]
 
 
+def _stated(context: RunContext, outcome: Outcome) -> list[Assumption]:
+    """Return everything that was assumed, in the order of reports."""
+    learned = []
+    if context.calibration is not None:
+        texts = calibration_notes(context.calibration, outcome.ranked)
+        learned = [Assumption("calibration", text) for text in texts]
+    return [*_assumptions(context), *learned, *_warnings(context, outcome)]
+
+
 def _assumptions(context: RunContext) -> list[Assumption]:
     out = [Assumption("traffic", note) for note in context.requests.notes]
     out += [Assumption(f"model {context.model.name}", text) for text in context.model.assumed]
@@ -432,15 +459,15 @@ def _assumptions(context: RunContext) -> list[Assumption]:
         words += "the chat endpoint) are part of TTFT and E2E"
         out.append(Assumption("latency", words))
     out += [Assumption("replay", text) for text in _replay_notes(context)]
-    out.append(
-        Assumption(
-            "intervals",
-            "uncalibrated defaults: the spread of public closed-loop measurements around the "
-            "predictions, by metric and evidence class; one-sided "
-            f"confidence {context.spec.run.rank.confidence:g}; with the noise of a finite trace "
-            "from 500 resamples in blocks of consecutive requests",
-        )
+    confidence = context.spec.run.rank.confidence
+    words = (
+        "uncalibrated defaults: the spread of public closed-loop measurements around the "
+        "predictions, by metric and evidence class"
     )
+    if context.calibration is not None:
+        words = f"where they do not rest on local points, {words}"
+    noise = "with the noise of a finite trace from 500 resamples in blocks of consecutive requests"
+    out.append(Assumption("intervals", f"{words}; one-sided confidence {confidence:g}; {noise}"))
     if context.spec.run.batch_sizing == "slim":
         text = "the saturation line of the batch advisor is laid through this tool's own step times"
         out.append(Assumption("batch sizing", text))

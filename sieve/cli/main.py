@@ -18,6 +18,7 @@ from sieve.cli import (
     bound,
     calibrate,
     catalogue,
+    compare,
     evaluate,
     explain,
     fit,
@@ -30,6 +31,7 @@ from sieve.cli import (
     verify,
     verify_measured,
     verify_memory,
+    verify_tracking,
 )
 from sieve.cli.output import fail, print_json
 from sieve.errors import NotYetError, SieveError
@@ -37,7 +39,7 @@ from sieve.errors import NotYetError, SieveError
 INTERRUPTED: Final = 130
 _UsageError: Any = typer.BadParameter.__bases__[0]
 NOT_YET: Final = (
-    "batch", "nightly", "compare", "trace", "report", "serve",
+    "batch", "nightly", "trace", "report", "serve",
 )  # fmt: skip
 """Commands of the contract whose machinery comes later."""
 
@@ -54,6 +56,7 @@ app.command("run")(run.run)
 app.command("explain")(explain.explain)
 app.command("replay")(replay.replay)
 app.command("plan")(plan.plan)
+app.command("compare")(compare.compare)
 app.command("models")(catalogue.models)
 app.command("gpus")(catalogue.gpus)
 app.command("engines")(catalogue.engines)
@@ -67,6 +70,7 @@ app.add_typer(slim.app)
 app.add_typer(tables.app)
 verify.app.command("memory")(verify_memory.memory)
 verify.app.command("measured")(verify_measured.measured)
+verify.app.command("tracking")(verify_tracking.tracking)
 verify.app.command("steps")(verify_measured.steps)
 app.add_typer(verify.app)
 
