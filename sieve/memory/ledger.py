@@ -31,9 +31,10 @@ class LedgerInput:
     What is None takes its plain value: `expert_bytes_per_param` that of all weights, `ep` 1,
     `max_num_batched_tokens` the engine's smallest default, `max_model_len` the model's limit,
     `enforce_eager` False, `dcp` (ranks that share a sequence's cache) 1, `dp` (data-parallel ranks
-    that share the experts, `ep` being `tp * dp`; every figure is of one of them) 1. `extra_bytes` is added to
-    the terms that it names: `activation_bytes`, `non_torch_bytes`, `graph_bytes`. `partition` holds
-    the layers of each stage where `pp` is its length; elsewhere the engine divides them.
+    that share the experts, `ep` being `tp * dp`; every figure is of one of them) 1. `extra_bytes`
+    is added to the terms that it names: `activation_bytes`, `non_torch_bytes`, `graph_bytes`.
+    `partition` holds the layers of each stage where `pp` is its length; elsewhere the engine
+    divides them.
     """
 
     memory_bytes: FloatArray

@@ -17,10 +17,10 @@ import numpy as np
 
 from sieve.arrays import FloatArray, IntArray, LockStep, StepTable
 from sieve.perf import context_parallel
-from sieve.perf.expert_exchange import shared_parts
 from sieve.perf.base import EXTRAPOLATED, ROOFLINE, Part, ServingShape, Timing, split, total
 from sieve.perf.collectives import allreduce_part, crossing_sends, link_rate, network_rate
 from sieve.perf.constants import StepConstants, step_constants
+from sieve.perf.expert_exchange import shared_parts
 from sieve.perf.gemm import BF16, gemm_timing
 from sieve.perf.kernel_table import KernelTable, load
 from sieve.perf.layers import (
@@ -186,9 +186,7 @@ def assemble(
     launched = constants.layer_launch_s * num_blocks(shape) / 2
     lock_step = None
     if shape.dp > 1:
-        shared = _by_tokens(
-            parts.shared_tokens, parts.shared_parts, constants, shape.dp * largest
-        )
+        shared = _by_tokens(parts.shared_tokens, parts.shared_parts, constants, shape.dp * largest)
         lock_step = LockStep(shape.dp, dense, shared, _graph_of(parts.graphs, largest), launched)
         dense = dense + shared[:: shape.dp]
     head = np.append(0.0, parts.head.total_s)
@@ -232,7 +230,8 @@ def _by_tokens(
 ) -> FloatArray:
     """Return the time of parts by whole numbers of tokens, (largest + 1,), 0 for none."""
     time = np.append(0.0, _sum(parts, constants, len(grid)).total_s)
-    return np.interp(np.arange(largest + 1.0), np.append(0.0, grid), time)
+    dense: FloatArray = np.interp(np.arange(largest + 1.0), np.append(0.0, grid), time)
+    return dense
 
 
 def _graph_of(sizes: Sequence[int], largest: int) -> IntArray:

@@ -17,7 +17,9 @@ from sieve.catalog.architecture import ModelArchitecture
 
 RULE: Final = "data_parallel"
 _DENSE: Final = "data-parallel ranks; without experts they share nothing: use replicas"
-_SHAPES: Final = "data-parallel ranks; the model's matrices are not known, so experts not told apart"
+_SHAPES: Final = (
+    "data-parallel ranks; the model's matrices are not known, so experts not told apart"
+)
 _VERSION: Final = "data-parallel ranks that share experts, not in this engine version"
 _STAGES: Final = "pipeline stages of data-parallel ranks, more are not replayed"
 

@@ -200,7 +200,7 @@ def _tp_divides_width(c: Candidates) -> Finding:
 
 def _ep_size(c: Candidates) -> Finding:
     """Experts are spread over all ranks or over none; with data-parallel ranks over all."""
-    several = c.ranks != c.tp
+    several = (c.ranks != c.tp) & (c.model.moe is not None)
     legal = ((c.ep == 1) & ~several) | ((c.ep == c.ranks) & (c.model.moe is not None))
     units = np.array(["ep is 1 or tp, experts only", "ep is tp x dp where ranks share experts"])
     unit = units.astype(object)[several.astype(np.int8)]

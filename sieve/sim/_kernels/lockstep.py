@@ -1,9 +1,9 @@
 """The data-parallel ranks of a deployment in lock step, compiled.
 
-Every rank has a scheduler, a queue and a cache of its own; a step begins when all have scheduled and
-ends when the slowest is done, and a rank without work runs one token along. Sources: vLLM 0.33.0
-`v1/engine/core.py` (`DPEngineCoreProc`, `step_with_batch_queue`), `v1/engine/core_client.py`
-(`DPLBAsyncMPClient`), `v1/worker/dp_utils.py`.
+Every rank has a scheduler, a queue and a cache of its own; a step begins when all have scheduled
+and ends when the slowest is done, and a rank without work runs one token along. Sources: vLLM
+0.33.0 `v1/engine/core.py` (`DPEngineCoreProc`, `step_with_batch_queue`),
+`v1/engine/core_client.py` (`DPLBAsyncMPClient`), `v1/worker/dp_utils.py`.
 """
 
 from __future__ import annotations
@@ -161,7 +161,10 @@ def step_s(clock, local_s, shared_s, graph_size, launch_s, work, prefill_s, part
 
     Args:
         clock: `clock.Clock` of one rank.
-        local_s, shared_s, graph_size, launch_s: as `sieve.arrays.LockStep`.
+        local_s: (n,) float64, and the two after it, as `sieve.arrays.LockStep`.
+        shared_s: (ranks * (n - 1) + 1,) float64.
+        graph_size: (g + 1,) int64.
+        launch_s: seconds at least with prompt tokens.
         work: (ranks, NUM_WORK) int64, a row of zeros for a rank without work.
         prefill_s: (ranks,) attention over prompts.
         parts: (5,) float64.
@@ -329,9 +332,7 @@ def replay(  # noqa: D417 - the rest: `engine.replay`
             if num_due == 0:
                 break
             # All step on until they look together whether any has work.
-            while (
-                sync_steps > 0 and wave > 1 and wave % sync_steps != 0 and now < due_at[0]
-            ):
+            while sync_steps > 0 and wave > 1 and wave % sync_steps != 0 and now < due_at[0]:
                 now = max(now, device_free) + idle_ns
                 device_free = now
                 wave += 1
@@ -372,9 +373,7 @@ def replay(  # noqa: D417 - the rest: `engine.replay`
                     fixed, hits, num_keys, links[k], heap, running[k], free_rows[k],
                     batch[k, slot], stale, results, counters,
                 )  # fmt: skip
-                prefill_s[k] = account(
-                    settings, req, batch[k, slot], mine, clock.prompt_s, work[k]
-                )
+                prefill_s[k] = account(settings, req, batch[k, slot], mine, clock.prompt_s, work[k])
                 batch_count[k, slot] = mine
                 count += mine
                 num_victims += lost

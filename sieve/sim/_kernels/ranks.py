@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from typing import Final
 
-import numpy as np
-
 from sieve.sim._kernels import jit
 from sieve.sim._kernels.blocks import (
     admission_need,
@@ -164,9 +162,7 @@ def schedule(
             continue
         extend(settings, state, req, blk, reg, table, span, fixed, r, tokens)
         if caching and can_settle(settings, req, r, computed + want):
-            settle(
-                settings, req, blk, reg, table, keys, window, num_keys, r, computed + want
-            )
+            settle(settings, req, blk, reg, table, keys, window, num_keys, r, computed + want)
         batch[count, B_REQUEST] = r
         batch[count, B_TOKENS] = want
         batch[count, B_IS_DECODE] = req[r, R_MID_PREFILL] == 0
@@ -201,9 +197,7 @@ def schedule(
             need = admission_need(
                 settings, blk, window, span, fixed, hits, hit, min(known, max_model_len), 1
             )
-        need = max(
-            need, admission_need(settings, blk, window, span, fixed, hits, hit, tokens, 0)
-        )
+        need = max(need, admission_need(settings, blk, window, span, fixed, hits, hit, tokens, 0))
         if need + reserve > state[S_FREE]:
             counters[SHORT_OF_BLOCKS] = 1
             break
