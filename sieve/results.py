@@ -127,19 +127,28 @@ class RunFolder:
         if not target.resolve().is_relative_to(self.path.resolve()):
             raise ResultError(f"{name}: would leave the run folder")
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=".part-", dir=target.parent)
-        os.close(handle)
-        try:
-            write(Path(temporary))
-            Path(temporary).chmod(0o644)
-            Path(temporary).replace(target)
-        finally:
-            Path(temporary).unlink(missing_ok=True)
+        _replace_file(target, write)
 
     def close(self) -> None:
         """Close the event log and let other runs in."""
         self._events.close()
         self._lock.close()
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a text file in full or not at all; an earlier one is replaced."""
+    _replace_file(path, lambda part: part.write_text(text, encoding="utf-8"))
+
+
+def _replace_file(target: Path, write: Callable[[Path], Any]) -> None:
+    handle, temporary = tempfile.mkstemp(prefix=".part-", dir=target.parent)
+    os.close(handle)
+    try:
+        write(Path(temporary))
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(target)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
 
 
 def _lock(path: Path) -> IO[bytes]:
