@@ -25,7 +25,7 @@ from sieve.catalog.engines import load_engine
 from sieve.catalog.matrices import layer_plans
 from sieve.catalog.models import inline_model, load_model
 from sieve.checkpoint import Ledger
-from sieve.context import Assumption, RunContext
+from sieve.context import Assumption, Executor, RunContext
 from sieve.errors import CatalogError, InvalidInput, SpecError, TableError, TraceError
 from sieve.grid import PRECISIONS, Grid, expand, require_prices
 from sieve.inputs import inputs_of, serving_of
@@ -58,6 +58,7 @@ from sieve.results import (
     default_folder,
     to_json,
 )
+from sieve.reuse import Reuse
 from sieve.sim.routing import check_routing
 from sieve.spec import ResolvedSpec, is_path, load_spec, path_label
 from sieve.spec.slo_traffic import traffic_faults
@@ -155,17 +156,18 @@ class RunResult:
 
 
 def run(
-    spec: str | Path | Mapping[str, Any],
+    spec: str | Path | Mapping[str, Any] | ResolvedSpec,
     *,
     out: str | Path | Callable[[str], Path] | None = None,
     overrides: Sequence[str] = (),
     stop_after: int = len(STAGES),
-    executor: str = "auto",
+    executor: str | Executor = "auto",
     ray_address: str | None = None,
     exhaustive: bool = False,
     audit: bool = False,
     resume: bool = False,
     calibration: str | Path | None = None,
+    reuse: Reuse | None = None,
     on_stage: Callable[[Mapping[str, Any]], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> RunResult:
@@ -177,12 +179,13 @@ def run(
             `default_folder`; nothing is written when None.
         overrides: `dotted.key=value` texts.
         stop_after: number of the last stage to run.
-        executor: `auto`, `local` or `ray`.
+        executor: `auto`, `local` or `ray`, or an executor.
         ray_address: address of a Ray cluster.
         exhaustive: replay every candidate that survives to stage 4.
         audit: also replay every survivor, and say what the shortlist missed.
         resume: take finished replays from `out`, where an earlier run left them.
         calibration: file of `sieve calibrate`; predictions are corrected by its measured points.
+        reuse: what earlier runs of this process made; changes no result.
         on_stage: called with each stage's record.
         progress: called with (done, total) replays.
 
@@ -196,11 +199,16 @@ def run(
         raise InvalidInput("--resume needs --out with the folder of the run to go on with")
     if audit and stop_after < 6:
         raise InvalidInput("--audit compares rankings: leave out --stop-after, or give 6 or 7")
-    fan_out = make_executor(executor, ray_address)
-    resolved = load_spec(spec, overrides=overrides)
+    fan_out = make_executor(executor, ray_address) if isinstance(executor, str) else executor
+    resolved = spec if isinstance(spec, ResolvedSpec) else load_spec(spec, overrides=overrides)
     learned = None if calibration is None else read_calibration(Path(calibration))
     context, grid = prepare(
-        resolved, fan_out, exhaustive=exhaustive, progress=progress, calibration=learned
+        resolved,
+        fan_out,
+        exhaustive=exhaustive,
+        progress=progress,
+        calibration=learned,
+        reuse=reuse,
     )
     if callable(out):
         out = out(resolved.run.name)
@@ -208,7 +216,7 @@ def run(
     if target is not None:
         context = replace(
             context,
-            ledger=Ledger(target.path / CHECKPOINT / REPLAYS),
+            ledger=Ledger(target.path / CHECKPOINT / REPLAYS, reuse and reuse.replays),
             progress=target.progress(progress),
         )
 
@@ -226,7 +234,7 @@ def run(
         if audit:
             result.data["audit"] = clean(audit_of(grid.candidates, context, outcome))
         if stop_after >= 4:
-            workers = fan_out.workers or os.cpu_count() or 1
+            workers = getattr(fan_out, "workers", None) or os.cpu_count() or 1
             result.exhaustive = exhaustive_cost(outcome, context).to_json(workers)
         result.data["elapsed_s"] = time.perf_counter() - started
         if target is not None:
@@ -281,6 +289,7 @@ def prepare(
     exhaustive: bool = False,
     progress: Callable[[int, int], None] | None = None,
     calibration: Calibration | None = None,
+    reuse: Reuse | None = None,
 ) -> tuple[RunContext, Grid]:
     """Return the context and the candidates of a resolved spec; all look-ups happen here."""
     objective = metrics_of(spec.run.rank.objective, spec.source)
@@ -296,7 +305,8 @@ def prepare(
     with _located(spec, "fleet.gpus"):
         grid = expand(spec, model, engine)
     with _located(spec, "traffic"):
-        requests = load_traffic(spec.run.traffic, seed=spec.run.seed, base_dir=spec.base_dir)
+        load = load_traffic if reuse is None else reuse.traffic
+        requests = load(spec.run.traffic, seed=spec.run.seed, base_dir=spec.base_dir)
     if faults := traffic_faults(spec.slos, requests.output_tokens):
         raise SpecError(spec.source, faults)
     if spec.run.kernel_tables is not None:
@@ -322,6 +332,7 @@ def prepare(
         nodes_per_replica=spec.fleet.nodes_per_replica or 1,
         tp_across_nodes=bool(spec.fleet.tp_across_nodes),
         scale_out_bytes_per_s=(spec.fleet.scale_out_gbs_unidirectional or 0.0) * GB,
+        store=reuse and reuse.tables,
     )
     context = RunContext(
         spec=spec,

@@ -158,7 +158,7 @@ class RunFolder:
         self._replace(name, content.getbuffer())
 
     def _replace(self, name: str, content: bytes | memoryview) -> None:
-        _replace_file(self.path, name, content)
+        _write_inside(self.path, name, content)
 
     def close(self) -> None:
         """Close the event log and let other runs in."""
@@ -166,8 +166,8 @@ class RunFolder:
         self._lock.close()
 
 
-def _replace_file(folder: Path, name: str, content: bytes | memoryview) -> None:
-    """Write a file of a folder under a temporary name, then rename it.
+def _write_inside(folder: Path, name: str, content: bytes | memoryview) -> None:
+    """Write a file of a folder, atomically.
 
     Raises:
         ResultError: the file would lie outside the folder, or cannot be written.
@@ -175,14 +175,24 @@ def _replace_file(folder: Path, name: str, content: bytes | memoryview) -> None:
     target = folder / name
     if not target.resolve().is_relative_to(folder.resolve()):
         raise ResultError(f"{name}: would leave the run folder")
-    with written(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=".part-", dir=target.parent)
+    write_atomically(target, content)
+
+
+def write_atomically(path: Path, content: str | bytes | memoryview) -> None:
+    """Write a file in full or not at all; an earlier one is replaced.
+
+    Raises:
+        ResultError: it cannot be written, for example because the disk is full.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    with written(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=".part-", dir=path.parent)
         os.close(handle)
         try:
-            Path(temporary).write_bytes(content)
+            Path(temporary).write_bytes(data)
             Path(temporary).chmod(0o644)
-            Path(temporary).replace(target)
+            Path(temporary).replace(path)
         finally:
             Path(temporary).unlink(missing_ok=True)
 
@@ -190,7 +200,7 @@ def _replace_file(folder: Path, name: str, content: bytes | memoryview) -> None:
 def write_plan(run: Path, files: Mapping[str, str]) -> None:
     """Write the files of a plan into a finished run, each atomically, the last one last.
 
-    What is there already stays, an earlier plan's file of the same name is replaced. The last file
+    What is there already stays, an earlier plan file of the same name is replaced. The last file
     says what the plan holds: it is removed first, so that it never stands over half a plan.
 
     Args:
@@ -205,7 +215,7 @@ def write_plan(run: Path, files: Mapping[str, str]) -> None:
         with _lock(run):
             (run / list(files)[-1]).unlink(missing_ok=True)
             for name, text in files.items():
-                _replace_file(run, name, text.encode())
+                _write_inside(run, name, text.encode())
     except OSError as error:
         raise ResultError(f"{run}: the plan cannot be written: {error.strerror}") from None
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from sieve.cli import (
+    batch,
     bound,
     calibrate,
     catalogue,
@@ -39,7 +40,7 @@ from sieve.errors import NotYetError, SieveError
 INTERRUPTED: Final = 130
 _UsageError: Any = typer.BadParameter.__bases__[0]
 NOT_YET: Final = (
-    "batch", "nightly", "trace", "report", "serve",
+    "nightly", "trace", "report", "serve",
 )  # fmt: skip
 """Commands of the contract whose machinery comes later."""
 
@@ -53,6 +54,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("run")(run.run)
+app.command("batch")(batch.batch)
 app.command("explain")(explain.explain)
 app.command("replay")(replay.replay)
 app.command("plan")(plan.plan)
