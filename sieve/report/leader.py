@@ -8,7 +8,7 @@ from typing import Any, Final
 import polars as pl
 
 from sieve.frames import bound_column
-from sieve.report import answer, charts, objectives
+from sieve.report import answer, charts, objectives, svg
 from sieve.report.format import (
     UNKNOWN,
     axis_format,
@@ -113,7 +113,7 @@ def _level_row(row: Row) -> dict[str, Any]:
     shown = ("ttft_p99_s", "tpot_p99_s", "e2e_p99_s", "slo_attainment")
     growth = number(row.get("queue_growth"))
     return {
-        "level": charts.plain_level(float(row["level"])),
+        "level": svg.plain_level(float(row["level"])),
         "rate": plain(row.get("requests_per_s")),
         "cells": [_level_cell(row, m) for m in shown],
         "batch": plain(row.get("mean_batch")),
