@@ -161,7 +161,8 @@ def _lock(path: Path) -> IO[bytes]:
 
 def _remove_earlier(path: Path, *, keep_replays: bool) -> None:
     """Remove an earlier run's files, the result first, so that no two runs mix."""
-    for name in ("result.json", "report.html", "candidates.parquet", "simulations.parquet"):
+    tables = ("candidates.parquet", "simulations.parquet", "timeline.parquet")
+    for name in ("result.json", "report.html", *tables):
         (path / name).unlink(missing_ok=True)
     if not keep_replays:
         (path / CHECKPOINT / REPLAYS).unlink(missing_ok=True)

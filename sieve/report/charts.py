@@ -117,6 +117,9 @@ def scatter_chart(
     height = 330.0
     bottom = height - 50
     x = svg.scale([p.x for p in points], svg.LEFT + 10, svg.WIDTH - svg.RIGHT - 10)
+    whole = sorted({p.x for p in points})
+    if len(whole) <= _FEW and all(float(v).is_integer() for v in whole):
+        x = replace(x, marks=tuple(whole))
     y = svg.scale(
         [*(p.y for p in points), *([limit] if limit is not None else [])], bottom - 8, svg.TOP + 8
     )
@@ -199,7 +202,7 @@ def line_chart(
         late = x(break_at) > svg.WIDTH / 2
         at, anchor = (x(break_at) - 4, "end") if late else (x(break_at) + 4, "start")
         words = f"breaks at {svg.plain_level(break_at)}"
-        out.append(svg.label(at, svg.TOP + 8, words, "tick", anchor))
+        out.append(svg.label(at, bottom - 7, words, "tick", anchor))
     for i, line in reversed(list(enumerate(series))):
         known = [(p[0], p[2]) for p in line.points if math.isfinite(p[2])]
         path = " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in known)
@@ -244,7 +247,8 @@ def time_chart(
     bottom = height - 50
     x = svg.scale([t for t, _ in points], svg.LEFT, svg.WIDTH - svg.RIGHT, log=False, pad=False)
     top = [limit[0]] if limit is not None and near else []
-    y = svg.scale([0.0, *values, *top], bottom, svg.TOP + 4, log=False)
+    ceiling = [*top, 1.0] if max(values) <= 0 else top
+    y = svg.scale([0.0, *values, *ceiling], bottom, svg.TOP + 4, log=False)
     out = svg.frame(x, y, (lambda t: f"{t:,.0f}", form), ("time in s", name), bottom, height)
     path = " ".join(f"{x(t):.1f},{y(v):.1f}" for t, v in points)
     ends = f"{x(points[-1][0]):.1f},{bottom:.1f} {x(points[0][0]):.1f},{bottom:.1f}"

@@ -76,6 +76,7 @@ def load(
             f"load-{metric.replace('_', '-')}", title, series, axis_format(metric),
             ("load level", metric_name(metric)), objectives.limit_on(metric, texts),
             (0.0, 1.0) if metric == "slo_attainment" else None,
+            objectives.break_level(metric, texts, levels),
         )  # fmt: skip
         if svg:
             out.append({"caption": f"{title}; the band is the leader's interval.", "svg": svg})
@@ -118,6 +119,7 @@ def _level_row(row: Row) -> dict[str, Any]:
         "cells": [_level_cell(row, m) for m in shown],
         "batch": plain(row.get("mean_batch")),
         "kv": whole_share(row.get("peak_kv_usage")),
+        "evidence": str(row.get("evidence") or UNKNOWN),
         "queue": "unknown" if growth is None else "steady" if growth <= 0 else "grows",
     }
 
