@@ -23,7 +23,7 @@ def timeline_of(outcome: Outcome, context: RunContext) -> pl.DataFrame:
     """Return one row a window of the first of the ranking at level 1.0, replayed once more.
 
     Columns are those of `windows_table`, with `candidate_id`, `kv_usage` (share of the replica's
-    blocks) and `max_num_seqs`; queue, batch and cache are of the first replica. Empty where nothing
+    blocks), `window_s` and `max_num_seqs`; queue, batch and cache are of the first replica. Empty where nothing
     was ranked or nothing took time.
     """
     if not outcome.is_complete or outcome.ranked.is_empty():
@@ -45,6 +45,7 @@ def timeline_of(outcome: Outcome, context: RunContext) -> pl.DataFrame:
         return pl.DataFrame()
     windows = windows_table(requests, result, shared.limits, span_s / NUM_WINDOWS)
     return windows.with_columns(
+        pl.lit(span_s / NUM_WINDOWS).alias("window_s"),
         pl.lit(row["candidate_id"]).alias("candidate_id"),
         (pl.col("mean_blocks") / row["num_gpu_blocks"]).alias("kv_usage"),
         pl.lit(row["max_num_seqs"]).alias("max_num_seqs"),

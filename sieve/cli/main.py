@@ -22,6 +22,7 @@ from sieve.cli import (
     explain,
     fit,
     replay,
+    report,
     run,
     schema,
     slim,
@@ -36,7 +37,7 @@ from sieve.errors import NotYetError, SieveError
 INTERRUPTED: Final = 130
 _UsageError: Any = typer.BadParameter.__bases__[0]
 NOT_YET: Final = (
-    "batch", "nightly", "compare", "plan", "trace", "report", "serve",
+    "batch", "nightly", "compare", "plan", "trace", "serve",
 )  # fmt: skip
 """Commands of the contract whose machinery comes later."""
 
@@ -52,6 +53,7 @@ app = typer.Typer(
 app.command("run")(run.run)
 app.command("explain")(explain.explain)
 app.command("replay")(replay.replay)
+app.command("report")(report.report)
 app.command("models")(catalogue.models)
 app.command("gpus")(catalogue.gpus)
 app.command("engines")(catalogue.engines)

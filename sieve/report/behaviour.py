@@ -33,7 +33,15 @@ Row = Mapping[str, Any]
 
 def over_time(timeline: pl.DataFrame | None) -> dict[str, Any] | None:
     """Return queue, batch, cache and latency of the leader over time; None where unknown."""
-    wanted = {"start_s", "mean_waiting", "mean_running", "kv_usage", "ttft_p99_s", "max_num_seqs"}
+    wanted = {
+        "start_s",
+        "mean_waiting",
+        "mean_running",
+        "kv_usage",
+        "ttft_p99_s",
+        "max_num_seqs",
+        "window_s",
+    }
     if timeline is None or not wanted <= set(timeline.columns):
         return None
     rows = timeline.head(MAX_WINDOWS).to_dicts()
@@ -60,7 +68,7 @@ def over_time(timeline: pl.DataFrame | None) -> dict[str, Any] | None:
             out.append({"caption": f"{title}.", "svg": drawn})
     if not out:
         return None
-    return {"charts": out, "window": seconds(rows[1]["start_s"] - rows[0]["start_s"])}
+    return {"charts": out, "window": seconds(rows[0]["window_s"])}
 
 
 def _few(value: float) -> str:
