@@ -47,7 +47,9 @@ from sieve.pipeline import (
     run_stages,
 )
 from sieve.ranking.objective import metrics_of, needs_price
+from sieve.report.answer import answer_sentence
 from sieve.report.html import render_report
+from sieve.report.notebook import notebook_view
 from sieve.results import (
     CHECKPOINT,
     REPLAYS,
@@ -62,6 +64,7 @@ from sieve.reuse import Reuse
 from sieve.sim.routing import check_routing
 from sieve.spec import ResolvedSpec, is_path, load_spec, path_label
 from sieve.spec.slo_traffic import traffic_faults
+from sieve.timeline import timeline_of
 from sieve.traces import load_traffic, stored
 from sieve.units import GB
 from stages import STAGES
@@ -82,6 +85,7 @@ class RunResult:
         simulations: one row per replayed candidate and load level.
         files: further text files by path below the run folder.
         requests: the traffic at level 1.0, kept in the folder for `sieve plan`.
+        timeline: the leader's queue, batch and cache over time; empty where nothing was ranked.
         exhaustive: what a replay of every survivor would take on this machine, an estimate:
             `num_candidates`, `num_replays`, `estimated_s`; empty if stage 4 did not run.
         folder: where it was written, None if it was not.
@@ -93,6 +97,7 @@ class RunResult:
     files: dict[str, str] = field(default_factory=dict)
     requests: Requests | None = None
     exhaustive: dict[str, Any] = field(default_factory=dict)
+    timeline: pl.DataFrame = field(default_factory=pl.DataFrame)
     folder: Path | None = None
 
     @property
@@ -145,14 +150,22 @@ class RunResult:
             target.write_frame(TRAFFIC, stored.to_frame(self.requests))
         for name, text in self.files.items():
             target.write_text(name, text)
-        target.write_text(
-            "report.html", render_report(self.data, self.candidates, self.simulations)
-        )
+        target.write_frame("timeline.parquet", self.timeline)
+        target.write_text("report.html", self.report())
         target.write_text("result.json", to_json(self.data))
         self.folder = target.path
 
+    def report(self) -> str:
+        """Return the report as one HTML page that needs nothing else."""
+        return render_report(
+            self.data, self.candidates, self.simulations, self.timeline, self.files
+        )
+
     def _repr_html_(self) -> str:
-        return self.ranking._repr_html_()
+        return notebook_view(self.data)
+
+    def __repr__(self) -> str:
+        return f"RunResult({answer_sentence(self.data)})"
 
 
 def run(
@@ -400,6 +413,7 @@ def _result(grid: Grid, context: RunContext, outcome: Outcome) -> RunResult:
         simulations=simulations if simulations is not None else pl.DataFrame(),
         files=dict(outcome.files),
         requests=context.requests,
+        timeline=timeline_of(outcome, context),
     )
 
 

@@ -239,7 +239,7 @@ def _lock(path: Path) -> IO[bytes]:
 
 def _remove_earlier(path: Path, *, keep_replays: bool) -> None:
     """Remove an earlier run's files, the result first, so that no two runs mix."""
-    tables = ("candidates.parquet", "simulations.parquet", TRAFFIC)
+    tables = ("candidates.parquet", "simulations.parquet", "timeline.parquet", TRAFFIC)
     for name in ("result.json", "report.html", *tables):
         (path / name).unlink(missing_ok=True)
     if not keep_replays:
@@ -280,9 +280,34 @@ def read_result(run: Path) -> dict[str, Any]:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ResultError(f"{path}: not JSON: {error}") from None
-    if not isinstance(data, dict) or str(data.get("schema_version", "")).split(".")[0] != "1":
-        raise ResultError(f"{path}: not a sieve result of schema version 1")
+    if not isinstance(data, dict) or not isinstance(data.get("schema_version"), str):
+        raise ResultError(f"{path}: not a sieve result: it names no schema_version")
+    check_schema(path, data["schema_version"], SCHEMA_VERSION, "sieve run SPEC --out FOLDER")
     return data
+
+
+def check_schema(path: Path, found: str, known: str, remake: str) -> None:
+    """Refuse a file whose schema has another major version than this release reads.
+
+    Args:
+        path: of the file.
+        found: its schema version, such as `2.1`.
+        known: the version this release writes.
+        remake: the command that writes the file anew.
+
+    Raises:
+        ResultError: with what to do about it.
+    """
+    theirs, ours = found.partition(".")[0], known.partition(".")[0]
+    if theirs == ours:
+        return
+    newer = theirs.isdigit() and int(theirs) > int(ours)
+    fix = (
+        "a newer sieve wrote it; upgrade with `pip install --upgrade sieve-sizing`"
+        if newer
+        else f"make it anew with `{remake}`; CHANGELOG.md says what changed"
+    )
+    raise ResultError(f"{path}: schema version {found!r}, this sieve reads {known!r}: {fix}")
 
 
 def read_frame(run: Path, name: str, columns: Sequence[str] = ()) -> pl.DataFrame:

@@ -25,6 +25,7 @@ from sieve.cli import (
     fit,
     plan,
     replay,
+    report,
     run,
     schema,
     slim,
@@ -40,7 +41,7 @@ from sieve.errors import NotYetError, SieveError
 INTERRUPTED: Final = 130
 _UsageError: Any = typer.BadParameter.__bases__[0]
 NOT_YET: Final = (
-    "nightly", "trace", "report", "serve",
+    "nightly", "trace", "serve",
 )  # fmt: skip
 """Commands of the contract whose machinery comes later."""
 
@@ -59,6 +60,7 @@ app.command("explain")(explain.explain)
 app.command("replay")(replay.replay)
 app.command("plan")(plan.plan)
 app.command("compare")(compare.compare)
+app.command("report")(report.report)
 app.command("models")(catalogue.models)
 app.command("gpus")(catalogue.gpus)
 app.command("engines")(catalogue.engines)
