@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from sieve import __version__
 from sieve.advice import advise
 from sieve.arrays import Requests
 from sieve.audit import audit as audit_of
@@ -67,6 +66,7 @@ from sieve.spec.slo_traffic import traffic_faults
 from sieve.timeline import timeline_of
 from sieve.traces import load_traffic, stored
 from sieve.units import GB
+from sieve.version import __version__
 from stages import STAGES
 
 __all__ = ["RunResult", "compiles_first", "default_folder", "dry_run", "prepare", "run"]

@@ -81,7 +81,7 @@ app.add_typer(verify.app)
 
 def _version(show: bool) -> None:
     if show:
-        from sieve import __version__
+        from sieve.version import __version__
 
         typer.echo(f"sieve {__version__}")
         raise typer.Exit
