@@ -8,13 +8,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["SieveError", "__version__", "batch", "replay", "run"]
+__all__ = ["SieveError", "__version__", "batch", "nightly", "replay", "run"]
 
 if TYPE_CHECKING:
     from sieve.api import run
     from sieve.detail import replay
     from sieve.errors import SieveError
     from sieve.jobs.batch import batch
+    from sieve.jobs.nightly import nightly
 
 
 def __getattr__(name: str) -> Any:
@@ -30,6 +31,10 @@ def __getattr__(name: str) -> Any:
         from sieve.jobs.batch import batch
 
         return batch
+    if name == "nightly":
+        from sieve.jobs.nightly import nightly
+
+        return nightly
     if name == "SieveError":
         from sieve.errors import SieveError
 

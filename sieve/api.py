@@ -212,7 +212,7 @@ def run(
         target.event("start", name=resolved.run.name, num_candidates=len(grid.candidates))
     try:
         outcome = run_stages(grid.candidates, context, stop_after=stop_after, on_stage=note)
-        result = _result(grid, context, outcome)
+        result = result_of(grid, context, outcome)
         if audit:
             result.data["audit"] = clean(audit_of(grid.candidates, context, outcome))
         if stop_after >= 4:
@@ -349,7 +349,8 @@ def _largest(frame: pl.DataFrame, column: str) -> int:
     return int(np.max(frame[column].to_numpy()))
 
 
-def _result(grid: Grid, context: RunContext, outcome: Outcome) -> RunResult:
+def result_of(grid: Grid, context: RunContext, outcome: Outcome) -> RunResult:
+    """Return the result of a grid's stages."""
     data = {
         "schema_version": SCHEMA_VERSION,
         "sieve_version": __version__,

@@ -22,6 +22,7 @@ from sieve.cli import (
     evaluate,
     explain,
     fit,
+    nightly,
     replay,
     run,
     schema,
@@ -37,7 +38,7 @@ from sieve.errors import NotYetError, SieveError
 INTERRUPTED: Final = 130
 _UsageError: Any = typer.BadParameter.__bases__[0]
 NOT_YET: Final = (
-    "nightly", "compare", "plan", "trace", "report", "serve",
+    "compare", "plan", "trace", "report", "serve",
 )  # fmt: skip
 """Commands of the contract whose machinery comes later."""
 
@@ -52,6 +53,7 @@ app = typer.Typer(
 )
 app.command("run")(run.run)
 app.command("batch")(batch.batch)
+app.command("nightly")(nightly.nightly)
 app.command("explain")(explain.explain)
 app.command("replay")(replay.replay)
 app.command("models")(catalogue.models)
