@@ -198,7 +198,9 @@ def run(
     if target is not None:
         context = replace(
             context,
-            ledger=Ledger(target.path / CHECKPOINT / REPLAYS, reuse and reuse.replays),
+            ledger=Ledger(
+                target.path / CHECKPOINT / REPLAYS, None if reuse is None else reuse.replays
+            ),
             progress=target.progress(progress),
         )
 
@@ -308,7 +310,7 @@ def prepare(
         nodes_per_replica=spec.fleet.nodes_per_replica or 1,
         tp_across_nodes=bool(spec.fleet.tp_across_nodes),
         scale_out_bytes_per_s=(spec.fleet.scale_out_gbs_unidirectional or 0.0) * GB,
-        store=reuse and reuse.tables,
+        store=None if reuse is None else reuse.tables,
     )
     context = RunContext(
         spec=spec,

@@ -148,7 +148,8 @@ def _cells(requests: Requests) -> list[list[int]]:
         for tokens in (requests.input_tokens, requests.output_tokens)
     ]
     cells, counts = np.unique(np.stack(bins, axis=1), axis=0, return_counts=True)
-    return np.column_stack([cells, counts]).tolist()
+    rows: list[list[int]] = np.column_stack([cells, counts]).tolist()
+    return rows
 
 
 def drift(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:

@@ -106,7 +106,7 @@ def nightly(
         known = nights.by_inputs(key)
         if known is not None:
             return known | {"repeated": True}
-        last = (nights.records(1) or [None])[0]
+        last = next(iter(nights.records(1)), None)
         if last is not None and last["name"] != resolved.run.name:
             raise ResultError(
                 f"{folder}: the history of {last['name']!r}, and this spec is "

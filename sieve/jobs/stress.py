@@ -76,7 +76,7 @@ def stress(
         "candidates": [
             {
                 "candidate_id": name,
-                "worst": max(found[name], key=lambda v, n=name: _badness(found[n][v])),
+                "worst": _worst_variant(found[name]),
                 "variants": {
                     variant: {k: row[k] for k in ("verdict", "used", "usd_per_mtok")}
                     for variant, row in found[name].items()
@@ -86,6 +86,10 @@ def stress(
         ],
         "best": order[0],
     }
+
+
+def _worst_variant(rows: Mapping[str, Mapping[str, Any]]) -> str:
+    return max(rows, key=lambda variant: _badness(rows[variant]))
 
 
 def _only_at_one(context: RunContext, requests: Requests) -> RunContext:
