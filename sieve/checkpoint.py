@@ -54,6 +54,7 @@ class Ledger:
         self.others = others
         self.num_damaged = 0
         self.num_reused = 0
+        self._path = path
         self._lock = threading.Lock()
         self._places: dict[str, tuple[int, int]] = {}
         try:
@@ -97,7 +98,11 @@ class Ledger:
         return entry[1]
 
     def put(self, key: str, data: bytes) -> None:
-        """Append one entry; it survives the end of this process from here on."""
+        """Append one entry; it survives the end of this process from here on.
+
+        Raises:
+            ResultError: it cannot be written, for example because the disk is full.
+        """
         text = base64.b64encode(data)
         if self.others is not None:
             self.others.put(key, data, len(data))
@@ -105,7 +110,13 @@ class Ledger:
         with self._lock:
             self._places[key] = (self._end, len(line))
             while line:
-                line = line[os.write(self._file, line) :]
+                try:
+                    line = line[os.write(self._file, line) :]
+                except OSError as error:
+                    raise ResultError(
+                        f"{self._path}: cannot be written: {error.strerror}; make room, then go on "
+                        "with --resume"
+                    ) from None
             self._end += self._places[key][1]
 
     def close(self) -> None:

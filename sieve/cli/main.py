@@ -19,11 +19,14 @@ from sieve.cli import (
     bound,
     calibrate,
     catalogue,
+    compare,
     evaluate,
     explain,
     fit,
     nightly,
+    plan,
     replay,
+    report,
     run,
     schema,
     slim,
@@ -31,6 +34,7 @@ from sieve.cli import (
     verify,
     verify_measured,
     verify_memory,
+    verify_tracking,
 )
 from sieve.cli.output import fail, print_json
 from sieve.errors import NotYetError, SieveError
@@ -38,7 +42,7 @@ from sieve.errors import NotYetError, SieveError
 INTERRUPTED: Final = 130
 _UsageError: Any = typer.BadParameter.__bases__[0]
 NOT_YET: Final = (
-    "compare", "plan", "trace", "report", "serve",
+    "trace", "serve",
 )  # fmt: skip
 """Commands of the contract whose machinery comes later."""
 
@@ -56,6 +60,9 @@ app.command("batch")(batch.batch)
 app.command("nightly")(nightly.nightly)
 app.command("explain")(explain.explain)
 app.command("replay")(replay.replay)
+app.command("plan")(plan.plan)
+app.command("compare")(compare.compare)
+app.command("report")(report.report)
 app.command("models")(catalogue.models)
 app.command("gpus")(catalogue.gpus)
 app.command("engines")(catalogue.engines)
@@ -69,13 +76,14 @@ app.add_typer(slim.app)
 app.add_typer(tables.app)
 verify.app.command("memory")(verify_memory.memory)
 verify.app.command("measured")(verify_measured.measured)
+verify.app.command("tracking")(verify_tracking.tracking)
 verify.app.command("steps")(verify_measured.steps)
 app.add_typer(verify.app)
 
 
 def _version(show: bool) -> None:
     if show:
-        from sieve import __version__
+        from sieve.version import __version__
 
         typer.echo(f"sieve {__version__}")
         raise typer.Exit
@@ -126,6 +134,13 @@ def main() -> None:
         sys.exit(INTERRUPTED)
     except SieveError as error:
         fail(error, as_json=as_json)
+        sys.exit(2)
+    except MemoryError:
+        print(
+            "error: out of memory; take fewer requests or a smaller grid, or go on with --resume "
+            "on a larger machine",
+            file=sys.stderr,
+        )
         sys.exit(2)
     except OSError as error:
         if error.errno not in {errno.ENOSPC, errno.EPIPE}:

@@ -14,7 +14,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, Final
 
-from sieve import __version__
 from sieve.api import RunResult
 from sieve.api import run as run_spec
 from sieve.catalog.models import config_file
@@ -27,6 +26,7 @@ from sieve.results import CHECKPOINT, read_result, to_json, write_atomically
 from sieve.reuse import Reuse
 from sieve.sim.stored import code_version
 from sieve.spec import ResolvedSpec
+from sieve.version import __version__
 
 LOCK: Final = ".batch.lock"
 MARK: Final = "job.json"

@@ -18,7 +18,6 @@ from typing import Any, Final
 
 import polars as pl
 
-from sieve import __version__
 from sieve.api import prepare, result_of
 from sieve.context import RunContext
 from sieve.errors import InvalidInput, ResultError, TraceError
@@ -35,6 +34,7 @@ from sieve.results import write_atomically
 from sieve.spec import ResolvedSpec, load_spec
 from sieve.spec.models import TrafficSpec
 from sieve.traces import load_traffic
+from sieve.version import __version__
 
 RECORD_VERSION: Final = "1.0"
 ANOTHER: Final = 6

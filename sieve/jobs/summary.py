@@ -7,10 +7,10 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from sieve import __version__
 from sieve.jobs.merge import Named
 from sieve.pipeline import EXIT_CODES
 from sieve.results import clean
+from sieve.version import __version__
 
 SCHEMA_VERSION: Final = "1.0"
 COLUMNS: Final = (

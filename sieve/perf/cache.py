@@ -17,7 +17,8 @@ from sieve.validity.nodes import replica_nodes
 
 FAMILY = (
     "gpu", "tp", "pp", "ep", "weight_dtype", "weight_bytes_per_param", "kv_cache_dtype",
-    "kv_bytes_per_element", "decode_context_parallel_size", "async_scheduling",
+    "kv_bytes_per_element", "decode_context_parallel_size", "data_parallel_size",
+    "async_scheduling",
 )  # fmt: skip
 """Candidate columns that a step table depends on."""
 
@@ -72,9 +73,9 @@ class StepTables:
         """Return what the tables built so far assume, each sentence once, in order."""
         return list(dict.fromkeys(note for t in self._tables.values() for note in t.notes))
 
-    def nodes(self, tp: int, pp: int) -> int:
+    def nodes(self, tp: int, pp: int, dp: int = 1) -> int:
         """Return the nodes that a replica takes; stage 1 lets none pass that has no place."""
-        if self.nodes_per_replica == 1:
+        if self.nodes_per_replica == 1 or dp > 1:
             return 1
         found = replica_nodes(
             np.array([tp]), np.array([pp]), gpus_per_node=self.gpus_per_node,
@@ -96,9 +97,10 @@ class StepTables:
             max_context=self.max_context,
             weight_bytes_per_param=family["weight_bytes_per_param"],
             gpus_per_node=self.gpus_per_node,
-            nodes=self.nodes(family["tp"], family["pp"]),
+            nodes=self.nodes(family["tp"], family["pp"], family["data_parallel_size"]),
             scale_out_bytes_per_s=self.scale_out_bytes_per_s,
             dcp=family["decode_context_parallel_size"],
+            dp=family["data_parallel_size"],
         )
         if self.store is None:
             return self._made(shape, family)
