@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from sieve.version import __version__
 
-__all__ = ["SieveError", "__version__", "batch", "replay", "run"]
+__all__ = ["SieveError", "__version__", "batch", "nightly", "replay", "run"]
 
 if TYPE_CHECKING:
     from sieve.api import run
     from sieve.detail import replay
     from sieve.errors import SieveError
     from sieve.jobs.batch import batch
+    from sieve.jobs.nightly import nightly
 
 
 def __getattr__(name: str) -> Any:
@@ -31,6 +32,10 @@ def __getattr__(name: str) -> Any:
         from sieve.jobs.batch import batch
 
         return batch
+    if name == "nightly":
+        from sieve.jobs.nightly import nightly
+
+        return nightly
     if name == "SieveError":
         from sieve.errors import SieveError
 

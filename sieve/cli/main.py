@@ -23,6 +23,7 @@ from sieve.cli import (
     evaluate,
     explain,
     fit,
+    nightly,
     plan,
     replay,
     report,
@@ -41,7 +42,7 @@ from sieve.errors import NotYetError, SieveError
 INTERRUPTED: Final = 130
 _UsageError: Any = typer.BadParameter.__bases__[0]
 NOT_YET: Final = (
-    "nightly", "trace", "serve",
+    "trace", "serve",
 )  # fmt: skip
 """Commands of the contract whose machinery comes later."""
 
@@ -56,6 +57,7 @@ app = typer.Typer(
 )
 app.command("run")(run.run)
 app.command("batch")(batch.batch)
+app.command("nightly")(nightly.nightly)
 app.command("explain")(explain.explain)
 app.command("replay")(replay.replay)
 app.command("plan")(plan.plan)
