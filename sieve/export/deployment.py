@@ -107,12 +107,14 @@ class Started:
         replicas: engines; None where the target starts a stated share of them.
         nodes: of one engine; None where the target chooses them.
         gpus: of one engine on each node, or in all where the target chooses the nodes.
+        names_model: whether the target names the model, and not a volume that holds it.
     """
 
     args: list[str]
     replicas: int | None
     nodes: int | None
     gpus: int
+    names_model: bool = True
 
 
 def dns_name(text: str) -> str:
@@ -145,7 +147,7 @@ def check(deployment: Deployment, target: str, text: str, read: Callable[[str], 
         for name, value in (wanted | sizes).items()
         if (back | found).get(name) != value
     ]
-    if deployment.is_named and back["model"] != deployment.model:
+    if deployment.is_named and started.names_model and back["model"] != deployment.model:
         differs.append(f"model {deployment.model!r} became {back['model']!r}")
     if differs:
         raise ExportError(
