@@ -51,7 +51,8 @@ KINDS: dict[str, tuple[dict[str, Any], int]] = {
     "fp8 weights, fp8 cache": ({"weight_dtype": "fp8", "kv_cache_dtype": "fp8_e5m2"}, 1),
     "checkpoint of its own": ({"weight_dtype": "int4", "kv_cache_dtype": "auto"}, 1),
     "switches off": (
-        {"enable_chunked_prefill": False, "enable_prefix_caching": False, "async_scheduling": False}, 1,
+        {"enable_chunked_prefill": False, "enable_prefix_caching": False,
+         "async_scheduling": False}, 1,
     ),
     "context parallel": ({"decode_context_parallel_size": 2, "block_size": 32}, 1),
     "hybrid": ({"block_size": 544, "long_prefill_token_threshold": 512}, 1),
@@ -137,7 +138,8 @@ def test_kubernetes_expands_nothing_of_ours() -> None:
     """`$$` is how a container's arguments say `$`; `$(X)` would be replaced by a variable."""
     for target, find in (
         (kubernetes, lambda d: d["spec"]["template"]["spec"]["containers"][0]["args"][0]),
-        (dynamo, lambda d: d["spec"]["services"]["VllmWorker"]["extraPodSpec"]["mainContainer"]["args"][1]),
+        (dynamo, lambda d:
+            d["spec"]["services"]["VllmWorker"]["extraPodSpec"]["mainContainer"]["args"][1]),
     ):  # fmt: skip
         text = target.write(deployment(model="$(SECRET)/$x"))
         assert find(next(yaml.safe_load_all(text))) == "$$(SECRET)/$$x"
