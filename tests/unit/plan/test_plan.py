@@ -29,7 +29,8 @@ MOE = {
     "fleet": {"gpus": ["H200-SXM-141GB", "H100-SXM-80GB"], "max_gpus": 8},
     "grid": {"axes": {
         "tp": [2, 4], "pp": [1, 2], "ep": [1, 4], "replicas": [1, 2],
-        "weight_dtype": ["bf16", "fp8"], "kv_cache_dtype": ["fp8"], "max_num_seqs": [64], "max_num_batched_tokens": [8192],
+        "weight_dtype": ["bf16", "fp8"], "kv_cache_dtype": ["fp8"],
+        "max_num_seqs": [64], "max_num_batched_tokens": [8192],
         "enable_prefix_caching": [False], "async_scheduling": [True, False],
     }},
 }  # fmt: skip
