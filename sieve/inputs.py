@@ -24,7 +24,7 @@ def _digest(facts: Any) -> str:
 
 
 def inputs_of(context: RunContext) -> list[dict[str, str]]:
-    """Return name and checksum of traffic, model, engine, GPUs and kernel tables."""
+    """Return name and checksum of traffic, model, engine, GPUs, kernel tables, calibration."""
     facts: list[tuple[str, ModelArchitecture | EngineProfile | Gpu]] = [
         (f"model:{context.model.name}", context.model),
         (f"engine:{context.engine.name}", context.engine),
@@ -46,7 +46,10 @@ def inputs_of(context: RunContext) -> list[dict[str, str]]:
         }
         for name in systems
     ]
-    return [traffic, *rows, *tables]
+    calibration = []
+    if context.calibration is not None:
+        calibration = [{"name": "calibration", "sha256": context.calibration.sha256}]
+    return [traffic, *rows, *tables, *calibration]
 
 
 def _provenance(system: str) -> bytes:

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from sieve import __version__
 from sieve.errors import ExportError, InvalidInput
 from sieve.export.bench import level_text
 from sieve.export.deployment import Deployment
@@ -23,6 +22,7 @@ from sieve.plan.page import page
 from sieve.plan.run_facts import RunFacts, read_run
 from sieve.results import clean, write_plan
 from sieve.validity.nodes import replica_nodes
+from sieve.version import __version__
 
 DEFAULT_TOP: Final = 3
 MOST: Final = 100

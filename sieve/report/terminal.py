@@ -34,6 +34,7 @@ from sieve.report.answer import (
 )
 from sieve.report.format import (
     count,
+    data_parallel_ranks,
     deployment,
     gib,
     limit_text,
@@ -193,7 +194,9 @@ def _audit(found: Mapping[str, Any]) -> Table:
 
 def _shape(row: Mapping[str, Any]) -> str:
     expert = f" ep{row['ep']}" if row["ep"] > 1 else ""
-    return f"{row['num_gpus']}x {row['gpu']} tp{row['tp']} pp{row['pp']}{expert} r{row['replicas']}"
+    ranks = data_parallel_ranks(row)
+    split = f"tp{row['tp']} pp{row['pp']}" + (f" dp{ranks}" if ranks > 1 else "")
+    return f"{row['num_gpus']}x {row['gpu']} {split}{expert} r{row['replicas']}"
 
 
 def _knobs(row: Mapping[str, Any]) -> str:
