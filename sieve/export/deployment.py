@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from sieve.errors import ExportError
 from sieve.export.vllm_serve import CHECKPOINT, needs_checkpoint, parse_command, serve_command
-from sieve.frames import AXES, OPTIONS
+from sieve.frames import AXES, OPTIONS, gpus_per_replica
 
 PORT: Final = 8000
 """Port of `vllm serve` and of every service here."""
@@ -63,8 +63,13 @@ class Deployment:
 
     @property
     def gpus_per_replica(self) -> int:
-        """GPUs of one engine."""
-        return int(self.row["tp"] * self.row["pp"])
+        """GPUs of one replica, of all its data-parallel ranks."""
+        return gpus_per_replica(self.row)
+
+    @property
+    def data_parallel(self) -> int:
+        """Engines of one replica that share its experts."""
+        return int(self.row.get("data_parallel_size", 1))
 
     @property
     def gpus_per_node(self) -> int:
@@ -162,4 +167,4 @@ def read_script(script: str) -> Started:
     words = shlex.split(script[start:].replace(" \\\n", " "))[1:]
     back = parse_command(words)
     nodes = back.get("nodes", 1)
-    return Started(words, None, nodes, back["tp"] * back["pp"] // nodes)
+    return Started(words, None, nodes, gpus_per_replica(back) // nodes)

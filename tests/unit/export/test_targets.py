@@ -41,7 +41,7 @@ ROW: dict[str, Any] = {
     "max_num_seqs": 256, "max_num_batched_tokens": 8192, "max_model_len": 4096,
     "gpu_memory_utilization": 0.92, "block_size": 16, "enable_chunked_prefill": True,
     "enable_prefix_caching": True, "async_scheduling": True, "long_prefill_token_threshold": 0,
-    "decode_context_parallel_size": 1,
+    "decode_context_parallel_size": 1, "data_parallel_size": 1,
 }  # fmt: skip
 KINDS: dict[str, tuple[dict[str, Any], int]] = {
     "dense": ({}, 1),
@@ -55,6 +55,7 @@ KINDS: dict[str, tuple[dict[str, Any], int]] = {
          "async_scheduling": False}, 1,
     ),
     "context parallel": ({"decode_context_parallel_size": 2, "block_size": 32}, 1),
+    "data parallel": ({"tp": 2, "data_parallel_size": 4, "ep": 8, "replicas": 1}, 1),
     "hybrid": ({"block_size": 544, "long_prefill_token_threshold": 512}, 1),
     "own memory share": ({"gpu_memory_utilization": 0.8537, "max_model_len": 131072}, 1),
     "another card": ({"gpu": "MI300X-192GB", "replicas": 7, "tp": 1}, 1),
@@ -79,6 +80,7 @@ def args_equal_the_candidate(args: list[str], wanted: Deployment, *, model: bool
         "tp", "pp", "ep", "kv_cache_dtype", "max_num_seqs", "max_num_batched_tokens", "block_size",
         "max_model_len", "gpu_memory_utilization", "enable_chunked_prefill", "async_scheduling",
         "enable_prefix_caching", "long_prefill_token_threshold", "decode_context_parallel_size",
+        "data_parallel_size",
     ):  # fmt: skip
         assert back[name] == row[name], name
     if row["weight_dtype"] in {"bf16", "fp8"}:
@@ -91,13 +93,16 @@ def args_equal_the_candidate(args: list[str], wanted: Deployment, *, model: bool
 def test_parsed_back_it_is_the_candidate(target: ModuleType, kind: str) -> None:
     wanted = deployment(kind)
     if not target.fits(wanted):
+        if kind == "data parallel" and target is ray_serve:
+            return
         only_one_node = target is kubernetes or (target is kserve_classic and kind != "two nodes")
         assert wanted.nodes > 1 if only_one_node else target is leader_worker_set
         return
     text = target.write(wanted)
     started = target.read(text)
     args_equal_the_candidate(started.args, wanted, model=started.names_model)
-    assert started.gpus * (started.nodes or 1) == wanted.row["tp"] * wanted.row["pp"]
+    ranks = wanted.row["tp"] * wanted.row["pp"] * wanted.row["data_parallel_size"]
+    assert started.gpus * (started.nodes or 1) == ranks
     assert started.nodes in {None, wanted.nodes}
     assert started.replicas in {None, wanted.row["replicas"]}
     check(wanted, target.FILE, text, target.read)
