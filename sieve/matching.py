@@ -132,8 +132,13 @@ def match_file(path: Path, stated: Stated, run: Run | None, replays: Replays) ->
     return out
 
 
-def match_table(path: Path, replays: Replays) -> Matched:
+def match_table(path: Path, replays: Replays, *, eligible_only: bool = False) -> Matched:
     """Return the points of a table of measured runs; each row is replayed.
+
+    Args:
+        path: CSV file.
+        replays: kept step times.
+        eligible_only: leave out rows that are not marked eligible.
 
     Raises:
         ResultError: the file cannot be read or has a cell that cannot be.
@@ -145,6 +150,9 @@ def match_table(path: Path, replays: Replays) -> Matched:
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     for row in rows:
         label = f"{row.file}, row {row.row}"
+        if eligible_only and not row.eligible:
+            out.skipped.append((label, "not marked eligible"))
+            continue
         if why := _inconsistent(row):
             out.refused.append((label, why))
             continue
