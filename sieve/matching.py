@@ -319,6 +319,7 @@ def _by_facts(result: Result, stated: Stated, replays: Replays) -> Point:
     if said is not None and axes is None:
         raise ResultError(f"candidate id {said!r} does not spell out its axes; give --run")
     found: dict[str, Any] = axes.groupdict() if axes else {}
+    _agree(stated, found)
     knobs = result.metadata
     gpu = stated.gpu or found.get("gpu")
     if gpu is None:
@@ -369,6 +370,23 @@ def _by_facts(result: Result, stated: Stated, replays: Replays) -> Point:
     how = "axes of its candidate id" if axes else "model, GPU, split, precision and load as stated"
     facts = (result.source_format, result.source_version, result.date, how)
     return _replayed(row, result.sha256, result.where, facts, str(said or ""), replays, result)
+
+
+def _agree(stated: Stated, axes: Mapping[str, Any]) -> None:
+    """Refuse what the user states against the axes that a candidate id spells out."""
+    pairs = (("gpu", "gpu"), ("tp", "tp"), ("pp", "pp"), ("weight_dtype", "weight"),
+             ("kv_cache_dtype", "kv"), ("max_num_seqs", "seqs"),
+             ("max_num_batched_tokens", "budget"))  # fmt: skip
+    for option, axis in pairs:
+        said, spelled = getattr(stated, option), axes.get(axis)
+        if said is None or spelled is None:
+            continue
+        same = str(said) == str(spelled)
+        if option == "gpu":
+            same = load_gpu(str(said)).name == load_gpu(str(spelled)).name
+        if not same:
+            flag = option.replace("_", "-")
+            raise ResultError(f"its candidate id says {axis} {spelled}, but --{flag} is {said}")
 
 
 def _number(*values: Any) -> float | None:

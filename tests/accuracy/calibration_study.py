@@ -34,6 +34,7 @@ from sieve.frames import bound_column
 from sieve.matching import match_table
 from sieve.parallel import LocalExecutor
 from sieve.perf.cache import FAMILY
+from sieve.perf.constants import document, step_constants
 from sieve.pipeline import run_stages
 from sieve.ranking.objective import indifference
 from sieve.ranking.verdicts import limits_of
@@ -62,12 +63,28 @@ METRICS: Final = ("ttft_p50_s", "ttft_p99_s", "tpot_p50_s", "tpot_p99_s")
 # Measured rows
 
 
+class LeftOut(Replays):
+    """Replays with constants that were fitted without the model on the GPU they are asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._folds: dict[str, Replays] = {}
+
+    def predict(self, setup: Any) -> Any:
+        """Return the prediction of a setup that the constants have not seen."""
+        key = f"{setup.model.name.removesuffix('-FP8')}, {setup.gpu.name}"
+        if key not in self._folds:
+            constants = step_constants().changed(document()["folds"][key])
+            self._folds[key] = Replays(constants)
+        return self._folds[key].predict(setup)
+
+
 def real_points(folder: Path, cache: Path | None) -> list[Point]:
     """Return the points of all eligible rows, replayed once."""
     kept = None if cache is None else cache / "points.json"
     if kept is not None and kept.exists():
         return [from_entry(e, "cache") for e in json.loads(kept.read_text(encoding="utf-8"))]
-    replays, points = Replays(), []
+    replays, points = LeftOut(), []
     for name in TABLES:
         points += match_table(folder / "measured" / name, replays, eligible_only=True).points
     if kept is not None:

@@ -150,6 +150,10 @@ def test_a_result_outside_any_run_needs_to_say_its_gpu(run: Path, tmp_path: Path
     assert entry["matched_by"] == "axes of its candidate id"
     assert entry["place"]["gpu"] == "H100-SXM-80GB"
     assert entry["place"]["weight_dtype"] == "bf16"
+    done = call("calibrate", written(tmp_path, data), "--tp", 8)
+    assert "says tp 1, but --tp is 8" in str(done.exception)
+    done = call("calibrate", written(tmp_path, data), "--gpu", "l40s")
+    assert "--gpu is l40s" in str(done.exception)
     del data["candidate_id"]
     done = call("calibrate", written(tmp_path, data))
     assert "give --gpu" in str(done.exception)
@@ -308,3 +312,61 @@ def test_throughput_is_tracked_over_a_run(run: Path, spec: dict[str, Any], tmp_p
     plain = {k: v for k, v in data.items() if k != "start_times"}
     done = call("verify", "tracking", written(tmp_path, plain), "--spec", page)
     assert "--save-detailed" in str(done.exception)
+
+
+def test_commands_of_the_page_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In order, in one folder, with a result made for the recommended candidate."""
+    import re
+    import shlex
+
+    root = Path(__file__).resolve().parents[2]
+    text = (root / "docs" / "calibrate.md").read_text(encoding="utf-8")
+    lines = [
+        line.removeprefix("$ ")
+        for block in re.findall(r"^```console\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+        for line in block.splitlines()
+        if line.startswith("$ sieve ")
+    ]
+    assert len(lines) >= 7
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(root / "examples")
+    small = ["--set", "traffic.requests=100", "--set", "traffic.levels=[1.0]",
+             "--set", "shortlist.size=3"]  # fmt: skip
+    for line in lines:
+        words = shlex.split(line)[1:]
+        done = call(*words, *(small if words[0] == "run" else ()))
+        assert done.exit_code in {0, 4, 5}, f"{line}: {done.output} {done.exception!r}"
+        assert done.output
+        if not Path("bench.json").exists():
+            run = Path("reports/runs/chat")
+            data = json.loads((run / "result.json").read_text(encoding="utf-8"))
+            wanted = data["ranking"][0]["candidate_id"]
+            rows = (row_of(run, i) for i in range(3))
+            row = next(row for row in rows if row["candidate_id"] == wanted)
+            _write_examples(row, tmp_path)
+
+
+def _write_examples(row: dict[str, Any], folder: Path) -> None:
+    n = 20
+    prompt, answer = round(row["mean_input_tokens"]), round(row["mean_output_tokens"])
+    ttft, gap = row["ttft_p50_s"] * 1.2, row["tpot_p50_s"] * 1.1
+    data = bench_of(
+        row, {}, model_id="Qwen/Qwen3-32B", request_rate=12.0, num_prompts=n, completed=n,
+        total_input_tokens=n * prompt, total_output_tokens=n * answer, duration=100.0,
+        output_throughput=n * answer / 100.0, median_ttft_ms=1e3 * ttft, mean_ttft_ms=1e3 * ttft,
+        median_tpot_ms=1e3 * gap, input_lens=[prompt] * n, output_lens=[answer] * n,
+        ttfts=[ttft] * n, start_times=[float(i) for i in range(n)],
+        itls=[[gap] * (answer - 1)] * n,
+    )  # fmt: skip
+    written(folder, data)
+    written(folder, {k: v for k, v in data.items() if k != "candidate_id"}, "other.json")
+    cells = {
+        "source": "mine", "model": "Qwen/Qwen3-8B", "gpu": "H100-SXM-80GB", "num_gpus": "1",
+        "tp": "1", "pp": "1", "dp": "1", "ep": "1", "weight_precision": "bf16",
+        "kv_precision": "", "engine": "vllm", "engine_version": "0.19.0", "isl_mean": "500",
+        "osl_mean": "50", "length_distribution": "fixed", "concurrency": "4",
+        "request_rate": "closed-loop", "max_num_seqs": "", "max_num_batched_tokens": "",
+        "prefix_hit_rate": "0", "notes": "n=40", "ttft_mean_ms": "60", "tpot_mean_ms": "9",
+    }  # fmt: skip
+    table = [",".join(cells), ",".join(cells.values())]
+    (folder / "my_runs.csv").write_text("\n".join(table) + "\n", encoding="utf-8")
