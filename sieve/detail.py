@@ -108,6 +108,12 @@ def replay(
     settings = replace(
         s5_simulate.settings_of(row, context), discipline=discipline, max_wait_s=max_wait_s
     )
+    if table.lock_step is not None and (record_steps or compare or discipline != "fcfs"):
+        raise InvalidInput(
+            f"{row['candidate_id']} has data-parallel ranks: they are replayed first come, first "
+            "served, and their iterations are not recorded; leave out --steps, --discipline and "
+            "--compare"
+        )
     if record_steps:
         _check_steps(requests, table, settings, row["replicas"], shared)
     result = simulate(
@@ -131,7 +137,7 @@ def replay(
         "traffic": {"source": requests.source, "num_requests": len(requests)},
         "num_counted": len(counted),
         "warm_up_s": warm_up_s,
-        "engine": _engine_facts(settings, row),
+        "engine": _engine_facts(settings, row, result),
         "metrics": facts | {"cached_share": float(kept.cached_tokens.sum()) / prompt},
         "components_s": dict(zip(COMPONENTS, result.component_s.tolist(), strict=True)),
         "windows": windows.to_dicts(),
@@ -153,9 +159,14 @@ def _growth(requests: Requests, result: SimResult) -> str:
     return "queue_grows_without_bound" if growing else ""
 
 
-def _engine_facts(settings: ReplaySettings, row: Mapping[str, Any]) -> dict[str, Any]:
+def _engine_facts(
+    settings: ReplaySettings, row: Mapping[str, Any], result: SimResult
+) -> dict[str, Any]:
+    ranks = row["data_parallel_size"]
+    shared = {"data_parallel_size": ranks, "num_idle_steps": result.num_idle_steps}
     return {
         "replicas": row["replicas"],
+        **(shared if ranks > 1 else {}),
         "max_num_seqs": settings.max_num_seqs,
         "max_num_batched_tokens": settings.max_num_batched_tokens,
         "num_gpu_blocks": settings.num_gpu_blocks,

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from sieve.cli import (
+    batch,
     bound,
     calibrate,
     catalogue,
@@ -22,7 +23,9 @@ from sieve.cli import (
     evaluate,
     explain,
     fit,
+    plan,
     replay,
+    report,
     run,
     schema,
     slim,
@@ -38,7 +41,7 @@ from sieve.errors import NotYetError, SieveError
 INTERRUPTED: Final = 130
 _UsageError: Any = typer.BadParameter.__bases__[0]
 NOT_YET: Final = (
-    "batch", "nightly", "plan", "trace", "report", "serve",
+    "nightly", "trace", "serve",
 )  # fmt: skip
 """Commands of the contract whose machinery comes later."""
 
@@ -52,9 +55,12 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("run")(run.run)
+app.command("batch")(batch.batch)
 app.command("explain")(explain.explain)
 app.command("replay")(replay.replay)
+app.command("plan")(plan.plan)
 app.command("compare")(compare.compare)
+app.command("report")(report.report)
 app.command("models")(catalogue.models)
 app.command("gpus")(catalogue.gpus)
 app.command("engines")(catalogue.engines)
@@ -75,7 +81,7 @@ app.add_typer(verify.app)
 
 def _version(show: bool) -> None:
     if show:
-        from sieve import __version__
+        from sieve.version import __version__
 
         typer.echo(f"sieve {__version__}")
         raise typer.Exit
@@ -126,6 +132,13 @@ def main() -> None:
         sys.exit(INTERRUPTED)
     except SieveError as error:
         fail(error, as_json=as_json)
+        sys.exit(2)
+    except MemoryError:
+        print(
+            "error: out of memory; take fewer requests or a smaller grid, or go on with --resume "
+            "on a larger machine",
+            file=sys.stderr,
+        )
         sys.exit(2)
     except OSError as error:
         if error.errno not in {errno.ENOSPC, errno.EPIPE}:
