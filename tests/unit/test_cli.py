@@ -347,14 +347,13 @@ def test_every_command_of_the_contract_exists() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("flag", [["--calibration", "f.csv"]])
-def test_flags_of_later_versions(
-    cli: Cli, write: Callable[[Any], Path], small: dict[str, Any], flag: list[str]
+def test_a_calibration_that_is_none_is_refused(
+    cli: Cli, write: Callable[[Any], Path], small: dict[str, Any]
 ) -> None:
-    code, out, err = cli("run", write(small), "--out", "o", *flag)
+    Path("f.json").write_text('{"schema_version": 7}', encoding="utf-8")
+    code, out, err = cli("run", write(small), "--out", "o", "--calibration", "f.json")
     assert (code, out) == (2, "")
-    assert flag[0] in err
-    assert "not yet" in err
+    assert "schema_version is 7" in err
     assert not Path("o").exists()
 
 
