@@ -178,6 +178,7 @@ def line_chart(
     axes: tuple[str, str],
     limit: float | None,
     span: tuple[float, float] | None = None,
+    at: str = "load",
 ) -> Markup:
     """Return lines over the load level; the first with its low-high band.
 
@@ -189,6 +190,7 @@ def line_chart(
         axes: names of the axes.
         limit: an objective, drawn as a dashed line.
         span: fixed ends of the y axis.
+        at: what the x axis counts, for texts that are read out.
     """
     series = [s for s in series if s.points]
     if not series:
@@ -221,10 +223,10 @@ def line_chart(
         path = " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in known)
         out.append(element("polyline", points=path, class_=f"line s{i}"))
         for a, b in known:
-            tip = element("title", escape(f"{line.label}: {form(b)} at load {plain_level(a)}"))
+            tip = element("title", escape(f"{line.label}: {form(b)} at {at} {plain_level(a)}"))
             out.append(element("circle", tip, cx=x(a), cy=y(b), r=3.5, class_=f"dot s{i}"))
     desc = f"{series[0].label}: " + "; ".join(
-        f"load {plain_level(p[0])}: {form(p[2])} ({_say(p[1], form)} to {_say(p[3], form)})"
+        f"{at} {plain_level(p[0])}: {form(p[2])} ({_say(p[1], form)} to {_say(p[3], form)})"
         for p in series[0].points
     )
     return _svg(key, title, desc, height, out)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from importlib import resources
 from typing import Any
 
 import jinja2
 import polars as pl
 
 from sieve.report.view import build
+
+
+def styles() -> str:
+    """Return the style sheet of the report, for further pages."""
+    return resources.files("sieve.report").joinpath("templates/report.css").read_text("utf-8")
 
 
 def render_report(
