@@ -31,6 +31,7 @@ from sieve.cli import (
     schema,
     slim,
     tables,
+    trace,
     verify,
     verify_measured,
     verify_memory,
@@ -42,7 +43,7 @@ from sieve.errors import NotYetError, SieveError
 INTERRUPTED: Final = 130
 _UsageError: Any = typer.BadParameter.__bases__[0]
 NOT_YET: Final = (
-    "trace", "serve",
+    "serve",
 )  # fmt: skip
 """Commands of the contract whose machinery comes later."""
 
@@ -74,6 +75,7 @@ app.command("check")(fit.check)
 app.command("calibrate")(calibrate.calibrate)
 app.add_typer(slim.app)
 app.add_typer(tables.app)
+app.add_typer(trace.app)
 verify.app.command("memory")(verify_memory.memory)
 verify.app.command("measured")(verify_measured.measured)
 verify.app.command("tracking")(verify_tracking.tracking)

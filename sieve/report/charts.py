@@ -158,6 +158,7 @@ def line_chart(
     limit: float | None,
     span: tuple[float, float] | None = None,
     break_at: float | None = None,
+    at: str = "load",
 ) -> Markup:
     """Return lines over the load level; the first with its low-high band.
 
@@ -170,6 +171,7 @@ def line_chart(
         limit: an objective, drawn as a dashed line.
         span: fixed ends of the y axis.
         break_at: the load level at which the leader first misses the objective.
+        at: what the x axis counts, for texts that are read out.
     """
     series = [s for s in series if s.points]
     if not series:
@@ -209,11 +211,11 @@ def line_chart(
         out.append(svg.element("polyline", points=path, class_=f"line s{i}"))
         for a, b in known:
             tip = svg.element(
-                "title", escape(f"{line.label}: {form(b)} at load {svg.plain_level(a)}")
+                "title", escape(f"{line.label}: {form(b)} at {at} {svg.plain_level(a)}")
             )
             out.append(svg.element("circle", tip, cx=x(a), cy=y(b), r=3.5, class_=f"dot s{i}"))
     desc = f"{series[0].label}: " + "; ".join(
-        f"load {svg.plain_level(p[0])}: {form(p[2])} "
+        f"{at} {svg.plain_level(p[0])}: {form(p[2])} "
         f"({svg.say(p[1], form)} to {svg.say(p[3], form)})"
         for p in series[0].points
     )

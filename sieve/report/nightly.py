@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from markupsafe import Markup, escape
 
-from sieve.report.charts import element
 from sieve.report.format import count, money, number, plain, share
+from sieve.report.svg import element
 from sieve.report.terminal import console
 
 MAX_POINTS: Final = 500
