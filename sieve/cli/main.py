@@ -25,6 +25,7 @@ from sieve.cli import (
     report,
     run,
     schema,
+    serve,
     slim,
     tables,
     verify,
@@ -37,7 +38,7 @@ from sieve.errors import NotYetError, SieveError
 INTERRUPTED: Final = 130
 _UsageError: Any = typer.BadParameter.__bases__[0]
 NOT_YET: Final = (
-    "batch", "nightly", "compare", "plan", "trace", "serve",
+    "batch", "nightly", "compare", "plan", "trace",
 )  # fmt: skip
 """Commands of the contract whose machinery comes later."""
 
@@ -58,6 +59,7 @@ app.command("models")(catalogue.models)
 app.command("gpus")(catalogue.gpus)
 app.command("engines")(catalogue.engines)
 app.command("schema")(schema.schema)
+app.command("serve")(serve.serve)
 app.command("bound")(bound.bound)
 app.command("eval")(evaluate.evaluate)
 app.command("fit")(fit.fit)
