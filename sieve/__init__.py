@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
-__all__ = ["SieveError", "__version__", "replay", "run"]
+from sieve.version import __version__
+
+__all__ = ["SieveError", "__version__", "batch", "replay", "run"]
 
 if TYPE_CHECKING:
     from sieve.api import run
     from sieve.detail import replay
     from sieve.errors import SieveError
+    from sieve.jobs.batch import batch
 
 
 def __getattr__(name: str) -> Any:
@@ -25,6 +27,10 @@ def __getattr__(name: str) -> Any:
         from sieve.detail import replay
 
         return replay
+    if name == "batch":
+        from sieve.jobs.batch import batch
+
+        return batch
     if name == "SieveError":
         from sieve.errors import SieveError
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sieve.arrays import Requests
+from sieve.calibration.serving import Calibration
 from sieve.catalog.architecture import EngineProfile, Gpu, ModelArchitecture
 from sieve.checkpoint import Ledger
 from sieve.perf.cache import StepTables
@@ -57,6 +58,7 @@ class RunContext:
         options: option axes that appear in the candidate id.
         exhaustive: replay every survivor.
         progress: called with (done, total) while stage 5 runs.
+        calibration: corrections and intervals from measured points; None: defaults.
         ledger: finished replays are taken from it and put into it; None: nothing is kept.
     """
 
@@ -73,6 +75,7 @@ class RunContext:
     exhaustive: bool = False
     progress: Callable[[int, int], None] | None = None
     ledger: Ledger | None = None
+    calibration: Calibration | None = None
 
     @property
     def is_reference(self) -> bool:

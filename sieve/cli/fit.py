@@ -64,6 +64,14 @@ Dcp = Annotated[
         help="Ranks that share out the tokens of a sequence.",
     ),
 ]
+Dp = Annotated[
+    int,
+    typer.Option(
+        "--data-parallel-size",
+        "--dp",
+        help="Engines that share the experts in lock step; --ep is then tp x dp.",
+    ),
+]
 Engine = Annotated[str, typer.Option("--engine", help="vllm, vllm==0.19, ..., or reference.")]
 
 Isl = Annotated[
@@ -108,6 +116,7 @@ def fit(
     block_size: BlockSize = None,
     enforce_eager: Eager = False,
     decode_context_parallel_size: Dcp = 1,
+    data_parallel_size: Dp = 1,
     gpus_per_node: Node = 0,
     nodes: Nodes = 1,
     tp_across_nodes: Across = False,
@@ -135,7 +144,8 @@ def fit(
             max_num_batched_tokens=max_num_batched_tokens, block_size=block_size,
             gpu_memory_utilization=gpu_memory_utilization, enforce_eager=enforce_eager,
             gpus_per_node=gpus_per_node, nodes=nodes, tp_across_nodes=tp_across_nodes,
-            dcp=decode_context_parallel_size, pp_layer_partition=_layers(pp_layer_partition),
+            dcp=decode_context_parallel_size, dp=data_parallel_size,
+            pp_layer_partition=_layers(pp_layer_partition),
             corrections=() if calibration is None else read_corrections(calibration),
         ),
         isl=isl, osl=osl,
@@ -162,6 +172,7 @@ def check(
     max_num_seqs: Seqs = None,
     max_num_batched_tokens: Tokens = None,
     decode_context_parallel_size: Dcp = 1,
+    data_parallel_size: Dp = 1,
     gpus_per_node: Node = 0,
     nodes: Nodes = 1,
     tp_across_nodes: Across = False,
@@ -184,7 +195,7 @@ def check(
             kv_cache_dtype=kv_cache_dtype, max_model_len=max_model_len, max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens, gpus_per_node=gpus_per_node,
             nodes=nodes, tp_across_nodes=tp_across_nodes, dcp=decode_context_parallel_size,
-            pp_layer_partition=_layers(pp_layer_partition),
+            dp=data_parallel_size, pp_layer_partition=_layers(pp_layer_partition),
         )
     )  # fmt: skip
     if as_json:

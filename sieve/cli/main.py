@@ -15,12 +15,15 @@ from typing import Annotated, Any, Final
 import typer
 
 from sieve.cli import (
+    batch,
     bound,
     calibrate,
     catalogue,
+    compare,
     evaluate,
     explain,
     fit,
+    plan,
     replay,
     report,
     run,
@@ -31,6 +34,7 @@ from sieve.cli import (
     verify,
     verify_measured,
     verify_memory,
+    verify_tracking,
 )
 from sieve.cli.output import fail, print_json
 from sieve.errors import NotYetError, SieveError
@@ -38,7 +42,7 @@ from sieve.errors import NotYetError, SieveError
 INTERRUPTED: Final = 130
 _UsageError: Any = typer.BadParameter.__bases__[0]
 NOT_YET: Final = (
-    "batch", "nightly", "compare", "plan", "trace",
+    "nightly", "trace",
 )  # fmt: skip
 """Commands of the contract whose machinery comes later."""
 
@@ -52,8 +56,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("run")(run.run)
+app.command("batch")(batch.batch)
 app.command("explain")(explain.explain)
 app.command("replay")(replay.replay)
+app.command("plan")(plan.plan)
+app.command("compare")(compare.compare)
 app.command("report")(report.report)
 app.command("models")(catalogue.models)
 app.command("gpus")(catalogue.gpus)
@@ -69,13 +76,14 @@ app.add_typer(slim.app)
 app.add_typer(tables.app)
 verify.app.command("memory")(verify_memory.memory)
 verify.app.command("measured")(verify_measured.measured)
+verify.app.command("tracking")(verify_tracking.tracking)
 verify.app.command("steps")(verify_measured.steps)
 app.add_typer(verify.app)
 
 
 def _version(show: bool) -> None:
     if show:
-        from sieve import __version__
+        from sieve.version import __version__
 
         typer.echo(f"sieve {__version__}")
         raise typer.Exit
@@ -126,6 +134,13 @@ def main() -> None:
         sys.exit(INTERRUPTED)
     except SieveError as error:
         fail(error, as_json=as_json)
+        sys.exit(2)
+    except MemoryError:
+        print(
+            "error: out of memory; take fewer requests or a smaller grid, or go on with --resume "
+            "on a larger machine",
+            file=sys.stderr,
+        )
         sys.exit(2)
     except OSError as error:
         if error.errno not in {errno.ENOSPC, errno.EPIPE}:

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 import typer
 
 from sieve.cli.output import JsonFlag, print_json
-from sieve.errors import NotYetError
 
 
 def run(
@@ -44,7 +43,8 @@ def run(
         bool, typer.Option("--dry-run", help="Print counts and estimated time; write nothing.")
     ] = False,
     calibration: Annotated[
-        Path | None, typer.Option(help="Not yet in this version.", metavar="FILE")
+        Path | None,
+        typer.Option(help="Correct predictions by what `sieve calibrate` learned.", metavar="FILE"),
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -55,8 +55,6 @@ def run(
 
     Examples: `sieve run examples/chat.yaml` | `sieve run spec.yaml --set fleet.max_gpus=4`
     """
-    if calibration is not None:
-        raise NotYetError("--calibration is not yet in this version; leave it out")
     from sieve import api
     from sieve.parallel import make_executor
     from sieve.report import terminal
@@ -81,6 +79,7 @@ def run(
             exhaustive=exhaustive,
             audit=audit,
             resume=resume,
+            calibration=calibration,
             on_stage=on_stage,
             progress=progress,
         )

@@ -73,6 +73,7 @@ def _columns(configurations: Sequence[Configuration]) -> LedgerInput:
         enforce_eager=np.array([c.enforce_eager for c in configurations], np.bool_),
         kv_dtype=configurations[0].kv_cache_dtype,
         dcp=column("dcp"),
+        dp=column("dp"),
         partition=configurations[0].pp_layer_partition,
         extra_bytes=_extra(configurations),
     )

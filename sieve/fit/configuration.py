@@ -35,6 +35,7 @@ class Configuration:
         pp_layer_partition: layers of each stage, empty: as the engine divides them.
         defaulted: options that the user left to the engine.
         dcp: decode context parallel size.
+        dp: data-parallel ranks that share the experts; the ledger is of one of them.
         corrections: of the ledger, from start-up logs.
     """
 
@@ -56,6 +57,7 @@ class Configuration:
     gpus_per_node: int
     defaulted: tuple[str, ...]
     dcp: int = 1
+    dp: int = 1
     corrections: tuple[Correction, ...] = ()
     nodes: int = 1
     tp_across_nodes: bool = False
@@ -102,6 +104,7 @@ def configure(
     tp_across_nodes: bool = False,
     pp_layer_partition: tuple[int, ...] = (),
     dcp: int = 1,
+    dp: int = 1,
     corrections: tuple[Correction, ...] = (),
     base_dir: Path | None = None,
 ) -> Configuration:
@@ -112,7 +115,7 @@ def configure(
         NotYetError: layers that are not described.
         InvalidInput: a knob outside its range.
     """
-    for name, size in (("tp", tp), ("pp", pp), ("ep", ep), ("dcp", dcp)):
+    for name, size in (("tp", tp), ("pp", pp), ("ep", ep), ("dcp", dcp), ("dp", dp)):
         _whole(name, size, 1, 4096)
     _whole("gpus_per_node", gpus_per_node, 0, 4096)
     _whole("nodes", nodes, 1, 1024)
@@ -187,6 +190,7 @@ def configure(
         pp_layer_partition=tuple(pp_layer_partition),
         defaulted=tuple(defaulted),
         dcp=dcp,
+        dp=dp,
         corrections=corrections,
     )
 

@@ -20,6 +20,8 @@ from sieve.validity.capability import (
 )
 from sieve.validity.context_parallel import RULE as CONTEXT_PARALLEL
 from sieve.validity.context_parallel import context_parallel_fault
+from sieve.validity.data_parallel import RULE as DATA_PARALLEL
+from sieve.validity.data_parallel import legal_data_parallel
 from sieve.validity.nodes import nodes_needed, replica_nodes
 from sieve.validity.rules import Candidates
 from sieve.validity.rules import check as check_rules
@@ -90,6 +92,8 @@ def rules_of(configuration: Configuration) -> list[str]:
     if not configuration.gpus_per_node:
         named = [rule for rule in named if rule != "node"]
     named = [rule for rule in named if rule != CONTEXT_PARALLEL]
+    if configuration.dp == 1:
+        named = [rule for rule in named if rule != DATA_PARALLEL]
     return [*named, CONTEXT_PARALLEL] if configuration.dcp > 1 else named
 
 
@@ -123,6 +127,8 @@ def _candidates(configurations: Sequence[Configuration]) -> Candidates:
         tp_across_nodes=first.tp_across_nodes,
         dcp=column("dcp"),
         context_parallel=_context_kinds(first),
+        dp=column("dp"),
+        data_parallel=_shared_by_ranks(first),
         max_gpus=2**31,
         longest_request=0,
         expert_block_floor=first.engine.expert_block_floor,
@@ -136,7 +142,15 @@ def _context_kinds(c: Configuration) -> str:
     return str(c.engine.cache.get("context_parallel", "none"))
 
 
+def _shared_by_ranks(c: Configuration) -> str:
+    """Return what data-parallel ranks share in this engine."""
+    return str(c.engine.cache.get("data_parallel", "none"))
+
+
 def _legal_on_nodes(c: Configuration) -> str:
+    if c.dp > 1:
+        most = c.gpus_per_node // (c.tp * c.pp)
+        return f"dp up to {most}, its ranks in one node" if most else f"tp up to {c.gpus_per_node}"
     if c.nodes == 1:
         needed = int(nodes_needed(np.array([c.tp]), np.array([c.pp]), c.gpus_per_node)[0])
         further = f"; or nodes {needed}" if c.tp <= c.gpus_per_node else ""
@@ -178,6 +192,10 @@ def _legal(configuration: Configuration, rule: str) -> str:
     if rule == CONTEXT_PARALLEL:
         fault = context_parallel_fault(c.model, tp=c.tp, dcp=c.dcp, kinds=_context_kinds(c))
         return "" if fault is None else fault.legal
+    if rule == DATA_PARALLEL:
+        return legal_data_parallel(c.model, pp=c.pp, shared=_shared_by_ranks(c))
+    if rule == "ep_size" and c.dp > 1:
+        return f"ep {c.tp * c.dp}" if c.model.moe else "dp 1"
     if rule == "ep_size":
         return f"ep 1 or {c.tp}" if c.model.moe else "ep 1"
     if rule == "dtype_supported":
@@ -198,7 +216,7 @@ def _legal(configuration: Configuration, rule: str) -> str:
 
 def _node_notes(c: Configuration) -> list[str]:
     """Return on how many nodes the instance stands, where it may span several."""
-    if c.nodes == 1:
+    if c.nodes == 1 or c.dp > 1:
         return []
     found = replica_nodes(
         np.array([c.tp]), np.array([c.pp]), gpus_per_node=c.gpus_per_node, most_nodes=c.nodes,
@@ -223,7 +241,7 @@ def legal_sizes(configuration: Configuration, rules: Sequence[str], knob: str) -
     for size in tried:
         change: dict[str, Any] = {knob: size}
         if knob == "tp" and configuration.ep > 1:
-            change["ep"] = size
+            change["ep"] = size * configuration.dp
         changed.append(replace(configuration, **change))
     found = check_rules(_candidates(changed), list(rules))
     return [size for size, reason in zip(tried, found.reason, strict=True) if not reason]

@@ -225,6 +225,12 @@ def _notes(result: Fit, layout: CacheLayout) -> tuple[str, ...]:
             f"{c.dcp} ranks share out the tokens of a sequence: a block of {c.block_size} tokens "
             f"on a rank stands for {c.block_size * c.dcp}"
         )
+    if c.dp > 1:
+        out.append(
+            f"every figure is of one of {c.dp} data-parallel ranks: attention weights and cache of "
+            f"its own, experts dealt out over {c.ep} GPUs; the trial run gathers the tokens of all "
+            "ranks, which no start-up log has confirmed"
+        )
     if layout.padding:
         out.append(f"state pages are padded by {layout.padding:.2%}")
     if layout.num_groups > 1:
@@ -297,6 +303,7 @@ def document(result: Fit | Check) -> dict[str, Any]:
             "max_num_seqs": c.max_num_seqs, "max_num_batched_tokens": c.max_num_batched_tokens,
             "gpu_memory_utilization": c.gpu_memory_utilization, "block_size": c.block_size,
             "enforce_eager": c.enforce_eager, "decode_context_parallel_size": c.dcp,
+            "data_parallel_size": c.dp,
             "pp_layer_partition": list(c.pp_layer_partition), "gpus_per_node": c.gpus_per_node,
             "nodes": c.nodes, "tp_across_nodes": c.tp_across_nodes,
         },

@@ -96,10 +96,11 @@ def _pair(row: dict[str, Any], name: str) -> str:
 
 
 def _shape(c: Any) -> str:
-    gpus = c.tp * c.pp
+    gpus = c.tp * c.pp * c.dp
     parts = [
         f"tp {c.tp}",
         *([f"pp {c.pp}"] if c.pp > 1 else []),
+        *([f"dp {c.dp}"] if c.dp > 1 else []),
         *([f"ep {c.ep}"] if c.ep > 1 else []),
         *([f"dcp {c.dcp}"] if c.dcp > 1 else []),
     ]

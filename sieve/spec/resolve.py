@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -212,14 +213,20 @@ def _load_grid(value: Any, base: Path) -> tuple[GridSpec | None, str, list[Fault
         known = ", ".join(near or shipped)
         return None, "", [Fault("grid", f"no grid or file {value!r}; grids are: {known}")]
     try:
-        lines: dict[str, int] = {}
-        raw = load_mapping(path, "grid file", lines)
+        grid, found = _grid_file(path, path.stat().st_mtime_ns, path.stat().st_size)
     except SpecError as error:
         faults = [Fault(f"grid ({value})", str(fault)) for fault in error.faults]
         return None, value, faults
+    return grid, path.stem, [replace(f, path=f"grid ({value}).{f.path}") for f in found]
+
+
+@lru_cache(maxsize=32)
+def _grid_file(path: Path, _changed_ns: int, _size: int) -> tuple[GridSpec | None, list[Fault]]:
+    """Return the grid in a file and its faults; read once as long as the file stays as it is."""
+    lines: dict[str, int] = {}
+    raw = load_mapping(path, "grid file", lines)
     grid, faults = _validate(GridSpec, raw)
-    faults = [_with_line(fault, lines) for fault in faults]
-    return grid, path.stem, [replace(f, path=f"grid ({value}).{f.path}") for f in faults]
+    return grid, [_with_line(fault, lines) for fault in faults]
 
 
 def _with_line(fault: Fault, lines: Mapping[str, int]) -> Fault:
