@@ -36,6 +36,7 @@ from sieve.cli import (
     verify_memory,
     verify_tracking,
 )
+from sieve.cli.following import add_examples
 from sieve.cli.output import fail, print_json
 from sieve.errors import NotYetError, SieveError
 
@@ -49,7 +50,7 @@ NOT_YET: Final = (
 app = typer.Typer(
     name="sieve",
     help="Find the language-model deployment that meets your service levels, without a GPU.",
-    epilog="Start with: sieve run examples/chat.yaml",
+    epilog="Start with: sieve run chat. Help on a command: sieve run --help",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help pages: the decorated ones take three times as long
@@ -112,6 +113,7 @@ def _add_later(name: str) -> None:
 
 for _name in NOT_YET:
     _add_later(_name)
+add_examples(app)
 
 
 def main() -> None:
