@@ -197,14 +197,14 @@ def line_chart(
     if limit is not None:
         out.append(svg.line(svg.LEFT, y(limit), svg.WIDTH - svg.RIGHT, y(limit), "limit"))
         below = series[0].points[0][2] >= limit  # so that the leader's line starts clear of it
-        at = y(limit) + (15 if below else -5)
-        out.append(svg.label(svg.LEFT + 4, at, f"limit {form(limit)}", "tick", "start"))
+        base = y(limit) + (15 if below else -5)
+        out.append(svg.label(svg.LEFT + 4, base, f"limit {form(limit)}", "tick", "start"))
     if break_at is not None:
         out.append(svg.line(x(break_at), svg.TOP, x(break_at), bottom, "breaks"))
         late = x(break_at) > svg.WIDTH / 2
-        at, anchor = (x(break_at) - 4, "end") if late else (x(break_at) + 4, "start")
+        place, anchor = (x(break_at) - 4, "end") if late else (x(break_at) + 4, "start")
         words = f"breaks at {svg.plain_level(break_at)}"
-        out.append(svg.label(at, bottom - 7, words, "tick", anchor))
+        out.append(svg.label(place, bottom - 7, words, "tick", anchor))
     for i, line in reversed(list(enumerate(series))):
         known = [(p[0], p[2]) for p in line.points if math.isfinite(p[2])]
         path = " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in known)
