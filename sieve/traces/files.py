@@ -86,7 +86,7 @@ def read_file(path: Path, label: str, faults: Faults | None = None) -> TraceFile
             raise TraceError(f"{label}: {found if path.exists() else 'no such file'}")
         with path.open("rb") as stored:
             content = _content(stored, path.stat().st_size, label)
-            stored.seek(0)
+        with path.open("rb") as stored:  # a stream that unpacks may have closed the first
             digest = hashlib.file_digest(stored, "sha256").hexdigest()
     except OSError as error:
         raise TraceError(f"{label}: cannot be read: {error.strerror or error}") from None

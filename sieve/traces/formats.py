@@ -229,8 +229,8 @@ def _of_document(file: TraceFile) -> str:
         raise TraceError(
             f"{file.label}: lines of JSON do not state the unit of their times, and none is "
             "guessed; set traffic.format (--format): mooncake_trace (ms, prefix blocks of 512 "
-            "tokens; also AIPerf), timed_trace (s, blocks of 16), guidellm_trace or guidellm_mooncake (s, "
-            "blocks of 512)"
+            "tokens; also AIPerf), timed_trace (s, blocks of 16), guidellm_trace or "
+            "guidellm_mooncake (s, blocks of 512)"
         )
     if b'"prompt_tokens"' in head and b'"p50"' not in head and len(head) < 4000:
         return "guidellm_synthetic"
