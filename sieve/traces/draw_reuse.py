@@ -58,9 +58,10 @@ def _parents(wanted: IntArray, count: IntArray, distance: IntArray, deep: FloatA
         low, high = max(near - _NEAR, 0), min(near + _NEAR, i)
         enough = np.flatnonzero(count[low:high] >= wanted[i])
         if len(enough):
-            # A follow-up is a little longer than what it goes on from.
-            spare = count[low:high][enough] - wanted[i]
-            parent[i] = low + int(enough[np.argmin(spare)])
+            # A follow-up is a little longer than what it goes on from, and about so long ago.
+            spare = (count[low:high][enough] - wanted[i]) / (wanted[i] + 1)
+            away = np.abs(low + enough - near) / distance[i]
+            parent[i] = low + int(enough[np.argmin(spare + away)])
     return parent
 
 

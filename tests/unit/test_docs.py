@@ -23,7 +23,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 COMMANDS = [
     line.removeprefix("$ ")
-    for page in (ROOT / "README.md", ROOT / "docs" / "replay.md")
+    for page in (ROOT / "README.md", ROOT / "docs" / "replay.md", ROOT / "docs" / "traffic.md")
     for text in blocks(page, "console")
     for line in text.splitlines()
     if line.startswith("$ sieve ")

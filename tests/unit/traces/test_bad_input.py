@@ -41,7 +41,7 @@ BAD = [(10, 1), (-5, 1), (20, 2), (0, 3), (30, "nan"), (40, 0), (50, 4)]
 def test_skip_leaves_out_and_tells(tmp_path, form):
     text, keys = (azure(*BAD), {}) if form == "csv" else (
         moon(*BAD).replace('"nan"', "NaN"), {"format": "mooncake_trace"})  # fmt: skip
-    with pytest.raises(TraceError, match="line [2356]: "):
+    with pytest.raises(TraceError, match=r"line [2356]: "):
         load(tmp_path, f"t.{form}", text, **keys)
     got = load(tmp_path, f"t.{form}", text, on_error="skip", **keys)
     assert got.input_tokens.tolist() == [10, 20, 50]

@@ -170,8 +170,14 @@ def test_own_table_refuses_what_it_does_not_know(tmp_path):
     assert "column sesion_id is not known; did you mean session_id?" in message
     twice = fault(tmp_path, "o.csv", OWN + "1,10,2,,,x\n2,30,3,,,x\n")
     assert "line 3: request_id 'x' is there twice" in twice
-    frame = pl.DataFrame({"arrival_s": [0.0, 1.0], "input_tokens": [20, 20],
-                          "output_tokens": [1, 1], "prefix_block_ids": [[1, 2], [1, 3]]})  # fmt: skip
+    frame = pl.DataFrame(
+        {
+            "arrival_s": [0.0, 1.0],
+            "input_tokens": [20, 20],
+            "output_tokens": [1, 1],
+            "prefix_block_ids": [[1, 2], [1, 3]],
+        }
+    )
     frame.write_parquet(tmp_path / "o.parquet")
     assert "without prefix_block_tokens" in fault(tmp_path, "o.parquet", None)
 
@@ -304,8 +310,8 @@ def prometheus(result):
 
 def test_prometheus_histograms_become_lengths_and_rates(tmp_path):
     times = [1000, 1060, 1120]
-    result = matrix("request_prompt_tokens",
-                    {"100": [5, 35, 35], "1000": [5, 65, 80], "+Inf": [5, 65, 80]}, times)  # fmt: skip
+    buckets = {"100": [5, 35, 35], "1000": [5, 65, 80], "+Inf": [5, 65, 80]}
+    result = matrix("request_prompt_tokens", buckets, times)
     # The second process was restarted in between: its counter begins at 0 again.
     result += matrix("request_generation_tokens",
                      {"10": [50, 60, 8], "+Inf": [50, 100, 20]}, times)  # fmt: skip

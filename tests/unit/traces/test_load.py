@@ -191,7 +191,7 @@ def test_any_bytes_are_requests_or_an_input_error(tmp_path_factory, noise):
 
 
 def test_shipped_names():
-    assert set(available_traffic()) == {"chat", "reasoning"}
+    assert set(available_traffic()) == {"chat", "coding", "rag", "reasoning"}
     assert all(sentence.endswith(".") for sentence in available_traffic().values())
 
 
@@ -200,7 +200,7 @@ def test_a_shipped_name_wins_over_a_file(folder):
     assert len(load(folder, trace="./chat")) == 10
 
 
-@pytest.mark.parametrize("name", ["chat", "reasoning"])
+@pytest.mark.parametrize("name", ["chat", "rag", "reasoning"])
 def test_shipped_traffic_is_valid_and_quick(folder, name):
     load(folder, trace=name)
     start = time.perf_counter()
