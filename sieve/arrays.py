@@ -176,6 +176,28 @@ class RooflineCost:
 
 
 @dataclass(frozen=True, eq=False)
+class LockStep:
+    """What a step of one data-parallel rank shares with those of the other ranks of its group.
+
+    With every token count within the captured sizes all ranks run the size of the largest; else
+    each runs its own. A rank without work runs one token.
+
+    Attributes:
+        ranks: data parallel size, at least 2.
+        local_s: (n,) work on a rank's own tokens, by the tokens that it runs; entry 0 is 0.
+        shared_s: (ranks * (n - 1) + 1,) experts and their exchange, by the tokens of all ranks.
+        graph_size: (g + 1,) int64, the captured size that holds a number of tokens, up to g.
+        launch_s: least time of a step with prompt tokens without attention, head and host.
+    """
+
+    ranks: int
+    local_s: FloatArray
+    shared_s: FloatArray
+    graph_size: IntArray
+    launch_s: float
+
+
+@dataclass(frozen=True, eq=False)
 class StepTable:
     """The time of one iteration of one replica, as arrays, for all its pipeline stages together.
 
@@ -206,6 +228,8 @@ class StepTable:
         pp_transfer_s: time of one send between stages.
         roofline: when given, max(memory, compute) takes the place of all attention terms and of
             the GEMM part; `token_s` and `decode_token_s` then hold collectives only.
+        lock_step: when given, the table is that of one of several data-parallel ranks; token-wise
+            work is then that of a step in which all ranks have equally many tokens.
         component_evidence: {component of COMPONENTS: {evidence class: share}}, shares sum to 1.
         notes: assumptions made while building, for the report.
     """
@@ -224,6 +248,7 @@ class StepTable:
     pp: int = 1
     pp_transfer_s: float = 0.0
     roofline: RooflineCost | None = None
+    lock_step: LockStep | None = None
     component_evidence: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -299,6 +324,7 @@ class SimResult:
         gaps: (GAP_BINS,) gaps between tokens, counted in the log-spaced bins of the kernel.
         samples: (k, 4) a thinned series of the first replica: seconds, requests running, requests
             waiting, KV blocks in use.
+        num_idle_steps: steps that data-parallel ranks without work ran along with the others.
         steps: every iteration, the columns of `sieve.sim.steps.COLUMNS`; None if not asked for.
     """
 
@@ -321,3 +347,4 @@ class SimResult:
     gaps: IntArray
     samples: FloatArray
     steps: IntArray | None = None
+    num_idle_steps: int = 0

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sieve.arrays import Requests
@@ -150,7 +150,7 @@ def test_unknown_format_lists_columns_and_formats(folder):
     (folder / "t.jsonl").write_text('{"timestamp": 0, "input_length": 3}\n')
     message = fault(folder, trace="t.jsonl")
     assert "do not state the unit" in message
-    assert "traffic.format: mooncake_trace (ms" in message
+    assert "mooncake_trace (ms" in message
 
 
 def test_a_format_given_is_held_to(folder):
@@ -178,6 +178,7 @@ def test_contradictions(folder, keys, part):
     assert part in fault(folder, trace="lengths.csv", **keys)
 
 
+@settings(deadline=None)  # what is read is tested, not how fast
 @given(st.binary(max_size=200))
 def test_any_bytes_are_requests_or_an_input_error(tmp_path_factory, noise):
     folder = tmp_path_factory.getbasetemp()
