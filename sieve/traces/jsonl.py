@@ -91,8 +91,7 @@ def _without_faults(file: TraceFile, check: Check) -> bytes:
         except TraceError as error:
             text = str(error)
             kind = text.removeprefix(f"{where}: ").split(" is ")[0].split(" (")[0][:60]
-            row = np.array([number - file.first_row])
-            file.faults.check(np.ones(1, np.bool_), row, kind, lambda _, m=text: m, file.first_row)
+            file.faults.add(number - file.first_row, kind, text, file.first_row)
             lines[number - 1] = b""
     return b"\n".join(lines)
 

@@ -1,6 +1,8 @@
 """Traffic drawn from a summary against the trace itself, as `reports/validation/traffic.md`.
 
-    SIEVE_DATA=FOLDER python tests/accuracy/traffic_study.py [FILE]
+    SIEVE_DATA=FOLDER python tests/accuracy/traffic_study.py [TRACE]
+
+With the beginning of a trace's name only its row is written anew.
 
 A summary is good if a replay cannot tell the difference: each trace and traffic drawn from its
 summary are replayed on one deployment, and the p99 of TTFT is compared. Writes figures, not rows.
@@ -73,7 +75,12 @@ CASES = [
     _table("mlperf llama3-1-8b", "traces/mlperf_lengths/llama3-1-8b-datacenter.parquet", 8),
     _table("mlperf deepseek-r1", "traces/mlperf_lengths/deepseek-r1.parquet", 1),
     _table("arxiv_summarization", "traces/arxiv_summarization_lengths/lengths.parquet", 5),
-    _table("sharegpt_vicuna", "traces/sharegpt_vicuna_lengths/lengths.parquet", 2),
+    Case(
+        "sharegpt_vicuna",
+        {"trace": "traces/sharegpt_vicuna_lengths/lengths.parquet", "on_error": "skip",
+         "arrival": {"poisson_per_s": 2.0}, "requests": 4000}, 1, "Poisson 2/s, stated",
+        whole=False,
+    ),
     Case(
         "claude_code_agentic, turns up to 120,000 tokens",
         {"trace": build.CODING_FILE, "arrival": {"poisson_per_s": 0.02}}, 2,
@@ -149,10 +156,12 @@ def kept_order(requests: Requests) -> Requests:
     return replace(first, arrival_s=first.arrival_s - first.arrival_s[0])
 
 
-def rows(folder: Path) -> Iterator[list[str]]:
-    """Yield a row of the page for each case."""
+def rows(folder: Path, only: str) -> Iterator[list[str]]:
+    """Yield a row of the page for each case whose name begins with `only`."""
     replay = Replayer()
     for case in CASES:
+        if not case.name.startswith(only):
+            continue
         seeds = [0] if case.whole else list(SEEDS)
         originals, drawn, shares, bytes_ = [], [], [], 0
         for seed in SEEDS:
@@ -190,12 +199,19 @@ def main() -> int:
     if not os.environ.get("SIEVE_DATA"):
         sys.stderr.write("SIEVE_DATA is not set: it names the folder with the traces\n")
         return 2
-    out = Path(sys.argv[1]) if len(sys.argv) > 1 else OUT
-    found: list[list[str]] = []
-    for row in rows(Path(os.environ["SIEVE_DATA"])):
-        found.append(row)
-        out.write_text(page(found), encoding="utf-8")
+    only = sys.argv[1] if len(sys.argv) > 1 else ""
+    found = {row[0]: row for row in written()} if only else {}
+    for row in rows(Path(os.environ["SIEVE_DATA"]), only):
+        found[row[0]] = row
+        OUT.write_text(page([found[c.name] for c in CASES if c.name in found]), encoding="utf-8")
     return 0
+
+
+def written() -> list[list[str]]:
+    """Return the rows of the page as it is."""
+    lines = OUT.read_text(encoding="utf-8").splitlines() if OUT.exists() else []
+    table = [line for line in lines if line.startswith("| ")][2:]
+    return [line.strip("| ").split(" | ") for line in table]
 
 
 def page(found: list[list[str]]) -> str:
