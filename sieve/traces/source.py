@@ -250,7 +250,9 @@ def replace_arrivals(requests: Requests, arrival: ArrivalSpec | None, seed: int)
         root, chain = np.unique(chain_starts(requests.previous), return_inverse=True)
         start_s, _ = draw_arrivals(arrival, len(root), rng)
         note = "session starts are replaced by traffic.arrival"
-        return replace(requests, arrival_s=start_s[chain], notes=(*requests.notes, note))
+        arrival_s = start_s[chain]
+        moved = replace(requests, arrival_s=arrival_s, notes=(*requests.notes, note))
+        return moved.take(np.argsort(arrival_s, kind="stable"))
     arrival_s, users = draw_arrivals(arrival, len(requests), rng)
     note = "the source's own arrivals are replaced by traffic.arrival"
     return replace(
