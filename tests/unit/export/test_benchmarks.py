@@ -57,7 +57,7 @@ def run_script(
     (place / "run.sh").write_text(text, encoding="utf-8")
     given = {"PATH": f"{fake.parent}:/usr/bin:/bin", "BASE_URL": "http://h:8000", **env}
     done = subprocess.run(
-        ["bash", place / "run.sh", *args], cwd=folder, env=given, check=False, timeout=30,
+        ["bash", place / "run.sh", *args], cwd=folder, env=given, check=False, timeout=300,
         capture_output=True, text=True,
     )  # fmt: skip
     if not check:
