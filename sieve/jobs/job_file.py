@@ -22,7 +22,6 @@ from sieve.spec.loader import stream_yaml
 
 MAX_FILE_BYTES: Final = 256_000_000
 MAX_JOBS: Final = 1_000_000
-MAX_CELL: Final = 100_000
 OWN_KEYS: Final = ("name", "spec", "set")
 TOP_KEYS: Final = ("defaults", "jobs")
 _TEXT_COLUMNS: Final = ("name", "spec", "model", "engine", "traffic.trace", "traffic.format")
@@ -179,7 +178,6 @@ def _from_csv(text: str, source: str) -> tuple[dict[str, Any], list[Job]]:
     """Return no defaults, and a job a row; the header names `name`, `spec` and dotted keys."""
     if "\0" in text:
         raise _fault(source, "", "binary data; expected CSV")
-    csv.field_size_limit(MAX_CELL)
     rows = csv.reader(io.StringIO(text), strict=True)
     header: list[str] | None = None
     jobs: list[Job] = []
