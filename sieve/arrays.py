@@ -92,6 +92,11 @@ class Requests:
         delay_s: (n,) seconds, read where there is a previous turn.
         front_end_s: (n,) seconds that a request spends outside the engine before its first token;
             they add to TTFT and E2E. None: nothing is added.
+        session: (n,) number of the conversation that a request belongs to, -1 for none; None: the
+            source knows no sessions.
+        line: (n,) line or row of the source file that a request was read from.
+        num_failed: requests of the source without an answer; they are left out.
+        source_format: format of the source file; empty for what is drawn.
     """
 
     arrival_s: FloatArray
@@ -105,6 +110,10 @@ class Requests:
     previous: IntArray | None = None
     delay_s: FloatArray | None = None
     front_end_s: FloatArray | None = None
+    session: IntArray | None = None
+    line: IntArray | None = None
+    num_failed: int = 0
+    source_format: str = ""
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -128,6 +137,8 @@ class Requests:
             previous=previous,
             delay_s=None if self.delay_s is None else self.delay_s[rows],
             front_end_s=None if self.front_end_s is None else self.front_end_s[rows],
+            session=None if self.session is None else self.session[rows],
+            line=None if self.line is None else self.line[rows],
         )
 
     @property

@@ -127,9 +127,9 @@ def parse_command(args: Sequence[str]) -> dict[str, Any]:
             row["data_parallel_size"] = _value(flag, rest, int)
         elif flag == "--nnodes":
             row["nodes"] = _value(flag, rest, int)
-        elif flag in {"--node-rank", "--master-addr"}:
-            _value(flag, rest, str)  # of one node, not of the candidate
-        elif flag == _REST:
+        elif flag in {"--node-rank", "--master-addr", "--port", "--served-model-name"}:
+            _value(flag, rest, str)  # of one node or of the address, not of the candidate
+        elif flag in {_REST, "--headless"}:
             continue
         elif flag == _THRESHOLD:
             row["long_prefill_token_threshold"] = _value(flag, rest, int)

@@ -283,3 +283,18 @@ def reason_sentence(reason: str) -> str:
 def is_reason(text: str) -> bool:
     """Return whether `text` is the name of a rejection reason."""
     return text in _REASONS
+
+
+_AXES: Final = {
+    "gpu": "GPU",
+    "tp": "TP",
+    "pp": "PP",
+    "ep": "EP",
+    "weight_dtype": "weight precision",
+    "kv_cache_dtype": "KV cache precision",
+}
+
+
+def axis_words(axis: str) -> str:
+    """Return the name of an axis as people say it; engine options keep their own name."""
+    return _AXES.get(axis, axis)

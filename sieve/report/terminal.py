@@ -134,8 +134,9 @@ def print_result(result: Mapping[str, Any], folder: Path | None) -> None:
         out.print(f"Report  {folder / 'report.html'}", soft_wrap=True, markup=False)
         if result["ranking"]:
             first = result["ranking"][0]["candidate_id"]
-            line = shlex.join(["sieve", "explain", str(folder), first])
-        out.print(f"Next    {line}", soft_wrap=True, markup=False)
+            for words in (["explain", str(folder), first], ["plan", str(folder)]):
+                line = shlex.join(["sieve", *words])
+                out.print(f"Next    {line}", soft_wrap=True, markup=False)
 
 
 def _funnel(stages: Sequence[Mapping[str, Any]]) -> Table:

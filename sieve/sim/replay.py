@@ -9,11 +9,13 @@ import numpy as np
 
 from sieve.arrays import FloatArray, IntArray, PrefixBlocks, Requests, SimResult, StepTable
 from sieve.errors import InvalidInput
+from sieve.invariants import checking
 from sieve.sim._kernels import layout
 from sieve.sim._kernels.clock import GAP_BINS, Clock
 from sieve.sim.engine import EngineResult, run_engine
 from sieve.sim.engine_input import EngineInput, SharedKeys
 from sieve.sim.fleet import STATIC, Routing, refuse_closed_loop, replay_fleet, static_lanes
+from sieve.sim.invariants import check_replay
 from sieve.sim.lockstep import run_ranks
 from sieve.sim.traffic_input import (
     BUCKETS,
@@ -75,6 +77,27 @@ def simulate(
     if users is not None:
         refuse_closed_loop(routing)
     longest = longest_request(requests)
+    result = _replayed(
+        requests, table, settings, replicas, routing, seed, longest, record_steps, clock
+    )
+    if checking():
+        check_replay(requests, result, settings, replicas)
+    return result
+
+
+def _replayed(
+    requests: Requests,
+    table: StepTable,
+    settings: ReplaySettings,
+    replicas: int,
+    routing: Routing,
+    seed: int,
+    longest: int,
+    record_steps: bool,  # noqa: FBT001 - as the caller got it
+    clock: Clock | None,
+) -> SimResult:
+    """Return the replay of checked traffic."""
+    users = requests.closed_loop_users
     if _blocks_of_one(settings, longest) > settings.num_gpu_blocks:
         return _refused(requests)
     if table.lock_step is not None:

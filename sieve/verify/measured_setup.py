@@ -18,7 +18,7 @@ from sieve.catalog.accelerators import load_gpu
 from sieve.catalog.architecture import Gpu, ModelArchitecture
 from sieve.catalog.models import load_model
 from sieve.errors import ResultError
-from sieve.fit import Fit, configure, fit
+from sieve.fit_of import Fit, configure, fit
 from sieve.memory.formats import weight_format
 from sieve.verify.measured_rows import MeasuredRow
 

@@ -11,7 +11,7 @@ import pytest
 import sieve
 from sieve.errors import SpecError
 from sieve.export.vllm_serve import parse_command
-from sieve.fit import configure, fit
+from sieve.fit_of import configure, fit
 from sieve.spec import load_spec
 
 Make = Callable[..., dict[str, Any]]

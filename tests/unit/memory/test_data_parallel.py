@@ -8,7 +8,7 @@ import pytest
 
 from sieve.catalog.matrices import layer_plans
 from sieve.catalog.models import load_model
-from sieve.fit import configure, fit
+from sieve.fit_of import configure, fit
 from sieve.memory.weights import stage_weight_bytes
 
 
