@@ -2,11 +2,11 @@
 
 The log error of a prediction, log(measured/predicted), is taken as a sum of biases of the engine
 release, the GPU, the model and their pair (GPU, model, precision), and of the pair's slopes in log
-batch, log TP and log prompt length around the mean of its points, each shrunk to 0 by its prior deviation: a ridge, in the
-form of Gaussian process regression (Rasmussen and Williams 2006, 2.2). TTFT also has one additive
-host term for a release. What a point's own correction leaves when the point is left out is its
-score; split-conformal bounds (Vovk; Angelopoulos and Bates 2021) come from the scores of a regime
-cell, once it has at least ten.
+batch, log TP and log prompt length around the mean of its points. Each is shrunk to 0 by its prior
+deviation: a ridge, in the form of Gaussian process regression (Rasmussen and Williams 2006, 2.2).
+TTFT also has one additive host term for a release. What the correction of a point by all others
+leaves is its score; split-conformal bounds (Vovk; Angelopoulos and Bates 2021) come from the scores
+of a regime cell, once it has at least ten.
 """
 
 from __future__ import annotations
