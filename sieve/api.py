@@ -225,7 +225,9 @@ def run(
     if target is not None:
         context = replace(
             context,
-            ledger=Ledger(target.path / CHECKPOINT / REPLAYS, reuse and reuse.replays),
+            ledger=Ledger(
+                target.path / CHECKPOINT / REPLAYS, None if reuse is None else reuse.replays
+            ),
             progress=target.progress(progress),
         )
 
@@ -239,7 +241,7 @@ def run(
         target.event("start", name=resolved.run.name, num_candidates=len(grid.candidates))
     try:
         outcome = run_stages(grid.candidates, context, stop_after=stop_after, on_stage=note)
-        result = _result(grid, context, outcome)
+        result = result_of(grid, context, outcome)
         if audit:
             result.data["audit"] = clean(audit_of(grid.candidates, context, outcome))
         if stop_after >= 4:
@@ -341,7 +343,7 @@ def prepare(
         nodes_per_replica=spec.fleet.nodes_per_replica or 1,
         tp_across_nodes=bool(spec.fleet.tp_across_nodes),
         scale_out_bytes_per_s=(spec.fleet.scale_out_gbs_unidirectional or 0.0) * GB,
-        store=reuse and reuse.tables,
+        store=None if reuse is None else reuse.tables,
     )
     context = RunContext(
         spec=spec,
@@ -383,7 +385,8 @@ def _largest(frame: pl.DataFrame, column: str) -> int:
     return int(np.max(frame[column].to_numpy()))
 
 
-def _result(grid: Grid, context: RunContext, outcome: Outcome) -> RunResult:
+def result_of(grid: Grid, context: RunContext, outcome: Outcome) -> RunResult:
+    """Return the result of a grid's stages."""
     data = {
         "schema_version": SCHEMA_VERSION,
         "sieve_version": __version__,

@@ -12,7 +12,7 @@ from sieve.cli.output import JsonFlag, print_json
 if TYPE_CHECKING:
     from sieve.calibration.points import Point
     from sieve.calibration.start_up_log import StartUpLog
-    from sieve.fit.start_up import StartUpComparison
+    from sieve.fit_of.start_up import StartUpComparison
 
 Results = Annotated[
     list[Path],
@@ -135,7 +135,7 @@ def calibrate(
 def _start_up(path: Path, **stated: Any) -> tuple[StartUpLog, StartUpComparison]:
     """Return a log beside its ledger."""
     from sieve.calibration.start_up_log import read_start_up_log
-    from sieve.fit.start_up import compare, stated_configuration
+    from sieve.fit_of.start_up import compare, stated_configuration
 
     log = read_start_up_log(path)
     facts = _facts(log)
@@ -159,7 +159,7 @@ def _keep(pairs: list[tuple[StartUpLog, StartUpComparison]], into: Path | None) 
 
 
 def _facts(log: StartUpLog) -> Any:
-    from sieve.fit.start_up import StartUpFacts
+    from sieve.fit_of.start_up import StartUpFacts
 
     return StartUpFacts(
         where=str(log.path),
@@ -174,7 +174,7 @@ def _facts(log: StartUpLog) -> Any:
 
 
 def _document(log: StartUpLog, found: StartUpComparison) -> dict[str, Any]:
-    from sieve.fit import document
+    from sieve.fit_of import document
 
     predicted = document(found.predicted)
     lines = {name: reading.line for name, reading in log.figures.items()}

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from sieve.cli.following import next_command
 from sieve.cli.output import JsonFlag, print_json
 
 NOTHING_FITS = 3
@@ -133,8 +134,8 @@ def fit(
 
     Example: `sieve fit llama-3.1-8b-instruct --gpu h100-sxm --engine vllm==0.19`
     """
-    from sieve.fit import configure, document
-    from sieve.fit import fit as judge
+    from sieve.fit_of import configure, document
+    from sieve.fit_of import fit as judge
     from sieve.memory.corrections import read_corrections
 
     result = judge(
@@ -156,6 +157,7 @@ def fit(
         from sieve.report.fit import print_fit
 
         print_fit(result)
+        next_command("run", "chat", "--set", f"model={model}", "--set", f"fleet.gpus=[{gpu}]")
     if not result.fits:
         raise typer.Exit(NOTHING_FITS)
 
@@ -186,8 +188,8 @@ def check(
 
     Example: `sieve check qwen3-235b-a22b-fp8 --gpu h100-sxm --tp 8`
     """
-    from sieve.fit import check as judge
-    from sieve.fit import configure, document
+    from sieve.fit_of import check as judge
+    from sieve.fit_of import configure, document
 
     result = judge(
         configure(
@@ -204,5 +206,9 @@ def check(
         from sieve.report.fit import print_check
 
         print_check(result)
+        if result.ok:
+            next_command("fit", model, "--gpu", gpu, "--tp", tp)
+        else:
+            next_command("run", "chat", "--set", f"model={model}", "--set", f"fleet.gpus=[{gpu}]")
     if not result.ok:
         raise typer.Exit(NOTHING_FITS)

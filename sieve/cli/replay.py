@@ -12,7 +12,9 @@ from sieve.errors import InvalidInput
 
 
 def replay(
-    spec: Annotated[Path, typer.Argument(help="Run spec (YAML).", metavar="SPEC")],
+    spec: Annotated[
+        Path, typer.Argument(help="Run spec (YAML), or a preset such as chat.", metavar="SPEC")
+    ],
     candidate: Annotated[
         str,
         typer.Option(

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from sieve.cli.following import next_command
 from sieve.cli.output import JsonFlag, print_json
 
 
@@ -46,3 +47,4 @@ def report(
     print(f"Report  {target}")
     for path in written:
         print(f"Figure  {path}")
+    next_command("serve", run.parent)

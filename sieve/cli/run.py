@@ -14,7 +14,9 @@ from sieve.cli.output import JsonFlag, print_json
 
 
 def run(
-    spec: Annotated[Path, typer.Argument(help="Run spec (YAML).", metavar="SPEC")],
+    spec: Annotated[
+        Path, typer.Argument(help="Run spec (YAML), or a preset such as chat.", metavar="SPEC")
+    ],
     out: Annotated[
         Path | None,
         typer.Option(help="Run folder; default reports/runs/<name>-<time>.", metavar="DIR"),
@@ -53,7 +55,10 @@ def run(
     Exit code 0: something clears every objective; 5: only on the point estimate; 4: nothing does;
     3: nothing fits; 2: bad input.
 
-    Examples: `sieve run examples/chat.yaml` | `sieve run spec.yaml --set fleet.max_gpus=4`
+    Presets are the specs of examples/ by name; --set turns one into your own case.
+
+    Examples: `sieve run chat` | `sieve run chat --set model=Qwen/Qwen3-8B --set
+    traffic.rate_per_s=20` | `sieve run spec.yaml --out reports/runs/mine --dry-run`
     """
     from sieve import api
     from sieve.parallel import make_executor

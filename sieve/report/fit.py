@@ -7,7 +7,7 @@ from typing import Any, Final
 from rich.markup import escape
 from rich.table import Table
 
-from sieve.fit import Check, Fit, RuleResult
+from sieve.fit_of import Check, Fit, RuleResult
 from sieve.report.format import count, plain, reason_sentence
 from sieve.report.terminal import console
 from sieve.units import GIB, MIB

@@ -46,3 +46,34 @@ def _row(row: Mapping[str, Any]) -> Markup:
 
 def _cell(text: str) -> Markup:
     return Markup("<td>{}</td>").format(escape(text))
+
+
+def facts_view(title: str, facts: Mapping[str, Any]) -> str:
+    """Return a document as an HTML table of its plain values, two levels deep; all escaped."""
+    rows = Markup("").join(
+        Markup('<tr><th scope="row">{}</th><td>{}</td></tr>').format(name, text)
+        for name, text in _flat(facts)
+    )
+    head = Markup("<p><strong>{}</strong></p>").format(title)
+    return str(head + Markup("<table><tbody>{}</tbody></table>").format(rows))
+
+
+def _flat(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    out: list[tuple[str, str]] = []
+    for key, value in facts.items():
+        name = str(key).replace("_", " ")
+        if isinstance(value, Mapping):
+            plain = ((k, v) for k, v in value.items() if not isinstance(v, Mapping | list))
+            out += [(f"{name}, {str(k).replace('_', ' ')}", _say(v)) for k, v in plain]
+        elif isinstance(value, list):
+            words = [str(item) for item in value if isinstance(item, str)]
+            out += [(name, "; ".join(words))] if words else []
+        else:
+            out.append((name, _say(value)))
+    return out
+
+
+def _say(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

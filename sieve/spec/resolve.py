@@ -16,6 +16,7 @@ from sieve.errors import Fault, SpecError
 from sieve.resources import data_folder
 from sieve.spec.loader import load_mapping, parse_yaml
 from sieve.spec.models import FleetSpec, GridSpec, RunSpec, StrictModel
+from sieve.spec.presets import find_spec
 from sieve.spec.slo import SloSet, parse_slos
 
 T = TypeVar("T", bound=StrictModel)
@@ -108,7 +109,7 @@ def load_spec(
     """Return the resolved spec of a YAML file or a mapping.
 
     Args:
-        source: path of a spec file, or the spec as a mapping.
+        source: path of a spec file, name of a preset (`chat`), or the spec as a mapping.
         overrides: `dotted.key=value` texts, applied in order; values are read as YAML.
         base_dir: folder for relative paths; default: the file's own, else the current one.
 
@@ -119,7 +120,7 @@ def load_spec(
     if isinstance(source, Mapping):
         raw, name, base = dict(source), "spec", base_dir or Path.cwd()
     else:
-        path = Path(source)
+        path = find_spec(source)
         raw, name, base = load_mapping(path, "run spec", lines), str(path), base_dir or path.parent
     for text in overrides:
         _apply_override(raw, text)

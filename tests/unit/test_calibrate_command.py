@@ -15,7 +15,7 @@ from sieve.calibration.corrections import add_correction
 from sieve.cli.calibrate import calibrate as calibrate_command
 from sieve.cli.fit import fit as fit_command
 from sieve.errors import CatalogError, ResultError
-from sieve.fit import configure, fit
+from sieve.fit_of import configure, fit
 from sieve.memory.corrections import CorrectionKey, LogCorrection, read_corrections, release
 from sieve.units import GIB
 

@@ -10,8 +10,8 @@ from typing import Any, Final
 from sieve.catalog.accelerators import load_gpu
 from sieve.catalog.models import load_model, with_stored_weights
 from sieve.errors import ResultError
-from sieve.fit.configuration import Configuration, configure
-from sieve.fit.verdict import Fit, fit
+from sieve.fit_of.configuration import Configuration, configure
+from sieve.fit_of.verdict import Fit, fit
 from sieve.memory.corrections import KNOBS, release
 from sieve.units import GIB
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final
 
 from sieve.errors import InvalidInput
-from sieve.fit.books import (
+from sieve.fit_of.books import (
     StageBook,
     layouts_of,
     ledger_of,
@@ -16,9 +16,9 @@ from sieve.fit.books import (
     printed_tokens,
     stages_of,
 )
-from sieve.fit.configuration import Configuration
-from sieve.fit.rules import Check, RuleResult, check, legal_sizes, rules_of
-from sieve.fit.traffic import TrafficFit, traffic_fit
+from sieve.fit_of.configuration import Configuration
+from sieve.fit_of.rules import Check, RuleResult, check, legal_sizes, rules_of
+from sieve.fit_of.traffic import TrafficFit, traffic_fit
 from sieve.memory.cache import CacheLayout
 from sieve.memory.corrections import KNOBS, to_entries
 from sieve.memory.formats import weight_format

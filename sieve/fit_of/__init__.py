@@ -5,10 +5,10 @@
 either into a JSON-ready mapping.
 """
 
-from sieve.fit.books import StageBook
-from sieve.fit.configuration import Configuration, configure
-from sieve.fit.rules import Check, RuleResult, check
-from sieve.fit.verdict import Fit, document, fit
+from sieve.fit_of.books import StageBook
+from sieve.fit_of.configuration import Configuration, configure
+from sieve.fit_of.rules import Check, RuleResult, check
+from sieve.fit_of.verdict import Fit, document, fit
 
 __all__ = [
     "Check", "Configuration", "Fit", "RuleResult", "StageBook", "check", "configure", "document",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sieve.errors import InvalidInput
-from sieve.fit.configuration import Configuration
+from sieve.fit_of.configuration import Configuration
 from sieve.memory.cache import CacheLayout, blocks_per_request
 
 

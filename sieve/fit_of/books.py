@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from sieve.fit.configuration import Configuration
+from sieve.fit_of.configuration import Configuration
 from sieve.memory.cache import CacheLayout, cache_layouts
 from sieve.memory.formats import kv_bytes
 from sieve.memory.ledger import Ledger, LedgerInput, ledger, stage_ledgers

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from sieve.fit.configuration import Configuration
+from sieve.fit_of.configuration import Configuration
 from sieve.memory.weights import stage_layers
 from sieve.validity.blocks import block_faults
 from sieve.validity.capability import (
