@@ -26,6 +26,10 @@ def by_facts(result: Result, stated: Stated, replays: Replays) -> Point:
     if said is not None and axes is None:
         raise ResultError(f"candidate id {said!r} does not spell out its axes; give --run")
     found: dict[str, Any] = axes.groupdict() if axes else {}
+    if rest := found.get("rest"):
+        raise ResultError(
+            f"its candidate id has further options ({rest}), which only a run knows; give --run"
+        )
     _agree(stated, found)
     knobs = result.metadata
     gpu = stated.gpu or found.get("gpu")

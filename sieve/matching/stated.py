@@ -18,7 +18,7 @@ from sieve.errors import CatalogError, NotYetError, ResultError
 ID: Final = re.compile(
     r"(?P<gpu>[a-z0-9-]+)\.tp(?P<tp>\d{1,4})\.pp(?P<pp>\d{1,4})\.ep(?P<ep>\d{1,4})"
     r"\.r(?P<replicas>\d{1,6})\.(?P<weight>[a-z0-9_-]+)\.kv-(?P<kv>[a-z0-9_-]+)"
-    r"\.s(?P<seqs>\d{1,7})\.b(?P<budget>\d{1,8})(\..*)?"
+    r"\.s(?P<seqs>\d{1,7})\.b(?P<budget>\d{1,8})(\.(?P<rest>.*))?"
 )
 """A candidate id that spells out its axes."""
 

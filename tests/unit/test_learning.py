@@ -180,6 +180,9 @@ def test_a_result_outside_any_run_needs_to_say_its_gpu(run: Path, tmp_path: Path
     assert "says tp 1, but --tp is 8" in str(done.exception)
     done = call("calibrate", written(tmp_path, data), "--gpu", "l40s")
     assert "--gpu is l40s" in str(done.exception)
+    more = data | {"candidate_id": f"{data['candidate_id']}.block_size-32"}
+    done = call("calibrate", written(tmp_path, more))
+    assert "further options (block_size-32)" in str(done.exception)
     del data["candidate_id"]
     done = call("calibrate", written(tmp_path, data))
     assert "give --gpu" in str(done.exception)
