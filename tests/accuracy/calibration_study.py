@@ -415,8 +415,8 @@ were fitted to many public runs leave errors near the spread of reruns, and a co
 one load is carried to others. On invented hardware the bias is the pair's and one point finds most
 of it. After three points the uncalibrated defaults are too wide for TPOT and TTFT p50: they stay
 until a regime has ten scores. What stays in p99s, throughput and cost is mostly the noise of a
-short trace, which calibration does not touch. Ends are at least the corrected prediction itself, so they
-hold somewhat more often than they say."""
+short trace, which calibration does not touch. Ends are at least the corrected prediction itself,
+so they hold somewhat more often than they say."""
 
 
 def main() -> None:
