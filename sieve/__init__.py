@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sieve.version import __version__
 
-__all__ = ["SieveError", "__version__", "batch", "bound", "fit", "replay", "run"]
+__all__ = [
+    "SieveError", "__version__", "batch", "bound", "fit", "nightly", "replay", "run",
+]  # fmt: skip
 
 if TYPE_CHECKING:
     from sieve.api import run
     from sieve.detail import replay
     from sieve.errors import SieveError
     from sieve.jobs.batch import batch
+    from sieve.jobs.nightly import nightly
     from sieve.single import bound, fit
 
 _HOMES: Final = {
@@ -24,6 +27,7 @@ _HOMES: Final = {
     "batch": "sieve.jobs.batch",
     "bound": "sieve.single",
     "fit": "sieve.single",
+    "nightly": "sieve.jobs.nightly",
     "replay": "sieve.detail",
     "run": "sieve.api",
 }

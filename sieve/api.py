@@ -15,16 +15,15 @@ import polars as pl
 
 from sieve.advice import advise
 from sieve.arrays import Requests
+from sieve.assumptions import stated
 from sieve.audit import audit as audit_of
-from sieve.calibration.notes import calibration_notes
 from sieve.calibration.serving import Calibration
 from sieve.calibration.serving_file import read_calibration
 from sieve.catalog.architecture import ModelArchitecture
 from sieve.catalog.engines import load_engine
-from sieve.catalog.matrices import layer_plans
 from sieve.catalog.models import inline_model, load_model
 from sieve.checkpoint import Ledger
-from sieve.context import Assumption, Executor, RunContext
+from sieve.context import Executor, RunContext
 from sieve.errors import CatalogError, InvalidInput, SpecError, TableError, TraceError
 from sieve.grid import PRECISIONS, Grid, expand, require_prices
 from sieve.inputs import inputs_of, serving_of
@@ -33,7 +32,7 @@ from sieve.parallel import LocalExecutor, make_executor
 from sieve.perf.cache import StepTables
 from sieve.perf.capacity import workload_of
 from sieve.perf.front_end import chat_latency_s, request_work_s
-from sieve.perf.table_folder import used_tables, with_tables
+from sieve.perf.table_folder import with_tables
 from sieve.pipeline import (
     EXIT_CODES,
     Outcome,
@@ -70,9 +69,6 @@ from sieve.version import __version__
 from stages import STAGES
 
 __all__ = ["RunResult", "compiles_first", "default_folder", "dry_run", "prepare", "run"]
-
-SHORT_TRACE = 5
-"""A trace shorter than this many slow answers says little about steady throughput."""
 
 
 @dataclass(eq=False)
@@ -229,7 +225,9 @@ def run(
     if target is not None:
         context = replace(
             context,
-            ledger=Ledger(target.path / CHECKPOINT / REPLAYS, reuse and reuse.replays),
+            ledger=Ledger(
+                target.path / CHECKPOINT / REPLAYS, None if reuse is None else reuse.replays
+            ),
             progress=target.progress(progress),
         )
 
@@ -243,7 +241,7 @@ def run(
         target.event("start", name=resolved.run.name, num_candidates=len(grid.candidates))
     try:
         outcome = run_stages(grid.candidates, context, stop_after=stop_after, on_stage=note)
-        result = _result(grid, context, outcome)
+        result = result_of(grid, context, outcome)
         if audit:
             result.data["audit"] = clean(audit_of(grid.candidates, context, outcome))
         if stop_after >= 4:
@@ -345,7 +343,7 @@ def prepare(
         nodes_per_replica=spec.fleet.nodes_per_replica or 1,
         tp_across_nodes=bool(spec.fleet.tp_across_nodes),
         scale_out_bytes_per_s=(spec.fleet.scale_out_gbs_unidirectional or 0.0) * GB,
-        store=reuse and reuse.tables,
+        store=None if reuse is None else reuse.tables,
     )
     context = RunContext(
         spec=spec,
@@ -387,7 +385,8 @@ def _largest(frame: pl.DataFrame, column: str) -> int:
     return int(np.max(frame[column].to_numpy()))
 
 
-def _result(grid: Grid, context: RunContext, outcome: Outcome) -> RunResult:
+def result_of(grid: Grid, context: RunContext, outcome: Outcome) -> RunResult:
+    """Return the result of a grid's stages."""
     data = {
         "schema_version": SCHEMA_VERSION,
         "sieve_version": __version__,
@@ -396,7 +395,7 @@ def _result(grid: Grid, context: RunContext, outcome: Outcome) -> RunResult:
         "engine": {"name": context.engine.name, "release": release(context.engine.version)},
         "inputs": inputs_of(context),
         "serving": serving_of(context),
-        "assumptions": [asdict(a) for a in _stated(context, outcome)],
+        "assumptions": [asdict(a) for a in stated(context, outcome)],
         "stages": outcome.stages,
         "answer": answer_of(outcome, context),
         "ranking": ranking_rows(outcome, context.options),
@@ -452,88 +451,3 @@ def _advice(context: RunContext, outcome: Outcome) -> list[dict[str, str]]:
         **{f"{m}_s": slo.limit if slo else None for m, slo in tightest.items()},
     )
     return [{"topic": a.topic, "text": a.text, "kind": a.kind} for a in found]
-
-
-def _stated(context: RunContext, outcome: Outcome) -> list[Assumption]:
-    """Return everything that was assumed, in the order of reports."""
-    learned = []
-    if context.calibration is not None:
-        texts = calibration_notes(context.calibration, outcome.ranked)
-        learned = [Assumption("calibration", text) for text in texts]
-    return [*_assumptions(context), *learned, *_warnings(context, outcome)]
-
-
-def _assumptions(context: RunContext) -> list[Assumption]:
-    out = [Assumption("traffic", note) for note in context.requests.notes]
-    out += [Assumption(f"model {context.model.name}", text) for text in context.model.assumed]
-    if not context.model.verified:
-        source = context.model.source
-        out.append(Assumption(f"model {context.model.name}", "facts not verified", source))
-    for name, gpu in context.gpus.items():
-        out += [Assumption(f"GPU {name}", text) for text in gpu.assumed]
-        if tables := used_tables(gpu):
-            out.append(Assumption(f"GPU {name}", tables))
-        if gpu.price_note:
-            price = f"{gpu.usd_per_gpu_hour:g} USD per GPU-hour: {gpu.price_note}"
-            out.append(Assumption(f"GPU {name}", price))
-    out += [Assumption(f"engine {context.engine.requested}", text) for text in context.engine.notes]
-    out += [Assumption("step time", text) for text in context.tables.notes()]
-    outside_s = context.requests.front_end_s
-    if outside_s is not None:
-        words = f"{outside_s.mean() * 1e3:.0f} ms a request outside the engine (HTTP, tokenising, "
-        words += "the chat endpoint) are part of TTFT and E2E"
-        out.append(Assumption("latency", words))
-    out += [Assumption("replay", text) for text in _replay_notes(context)]
-    confidence = context.spec.run.rank.confidence
-    words = (
-        "uncalibrated defaults: the spread of public closed-loop measurements around the "
-        "predictions, by metric and evidence class"
-    )
-    if context.calibration is not None:
-        words = f"where they do not rest on local points, {words}"
-    noise = "with the noise of a finite trace from 500 resamples in blocks of consecutive requests"
-    out.append(Assumption("intervals", f"{words}; one-sided confidence {confidence:g}; {noise}"))
-    if context.spec.run.batch_sizing == "slim":
-        text = "the saturation line of the batch advisor is laid through this tool's own step times"
-        out.append(Assumption("batch sizing", text))
-    charged = context.spec.run.load_bytes
-    out.append(Assumption("memory", f"stage 2 charges weights at their {charged} bytes"))
-    offered = context.workload.offered_tokens_per_s
-    if offered is not None:
-        text = f"the traffic asks for {offered:,.0f} output tokens/s at level 1.0"
-        limits = [s.limit for s in context.slos.limits if s.metric == "output_tokens_per_s"]
-        if limits and offered < max(limits):
-            text += f", so no deployment can reach the objective of {max(limits):,.0f}"
-        out.append(Assumption("traffic", text))
-    return out
-
-
-def _replay_notes(context: RunContext) -> list[str]:
-    """Return what the replay leaves out for this model and traffic."""
-    kinds = {plan.kind.kind for plan in layer_plans(context.model) if plan.kind is not None}
-    notes = []
-    if "state" in kinds or "compressed" in kinds:
-        notes.append("prefix caching is not replayed for layers with recurrent or compressed state")
-    if "chunk" in kinds:
-        notes.append("chunked attention holds its cache as a window of the chunk's length")
-    if context.requests.previous is not None and context.requests.prefix is None:
-        notes.append("turns of a session share no prefix: the trace does not say what they repeat")
-    return [] if context.is_reference else notes
-
-
-def _warnings(context: RunContext, outcome: Outcome) -> list[Assumption]:
-    """Return what makes the figures of this run weaker than they look."""
-    span = context.workload.span_s
-    if int(context.requests.output_tokens.max()) == 1:
-        text = "every answer has one token, so there is no TPOT and a limit on it never holds"
-        return [Assumption("traffic", text)]
-    if not outcome.is_complete or outcome.ranked.is_empty() or context.workload.users is not None:
-        return []
-    longest = outcome.ranked["e2e_p99_s"][0]
-    if span > 0 and longest is not None and longest > span / SHORT_TRACE:
-        text = (
-            f"the trace lasts {span:,.0f} s and the leader's slow answers {longest:,.0f} s: "
-            "throughput and cost are set by the drain at its end; take more requests"
-        )
-        return [Assumption("traffic", text)]
-    return []

@@ -96,6 +96,7 @@ class Requests:
             source knows no sessions.
         line: (n,) line or row of the source file that a request was read from.
         num_failed: requests of the source without an answer; they are left out.
+        source_format: format of the source file; empty for what is drawn.
     """
 
     arrival_s: FloatArray
@@ -112,6 +113,7 @@ class Requests:
     session: IntArray | None = None
     line: IntArray | None = None
     num_failed: int = 0
+    source_format: str = ""
 
     def __len__(self) -> int:
         return len(self.arrival_s)

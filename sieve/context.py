@@ -57,6 +57,7 @@ class RunContext:
         executor: fan-out of stage 5.
         options: option axes that appear in the candidate id.
         exhaustive: replay every survivor.
+        always: candidate ids that stage 4 takes beside its own choice.
         progress: called with (done, total) while stage 5 runs.
         calibration: corrections and intervals from measured points; None: defaults.
         ledger: finished replays are taken from it and put into it; None: nothing is kept.
@@ -73,6 +74,7 @@ class RunContext:
     executor: Executor
     options: tuple[str, ...] = ()
     exhaustive: bool = False
+    always: tuple[str, ...] = ()
     progress: Callable[[int, int], None] | None = None
     ledger: Ledger | None = None
     calibration: Calibration | None = None

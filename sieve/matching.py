@@ -132,8 +132,13 @@ def match_file(path: Path, stated: Stated, run: Run | None, replays: Replays) ->
     return out
 
 
-def match_table(path: Path, replays: Replays) -> Matched:
+def match_table(path: Path, replays: Replays, *, eligible_only: bool = False) -> Matched:
     """Return the points of a table of measured runs; each row is replayed.
+
+    Args:
+        path: CSV file.
+        replays: kept step times.
+        eligible_only: leave out rows that are not marked eligible.
 
     Raises:
         ResultError: the file cannot be read or has a cell that cannot be.
@@ -145,6 +150,9 @@ def match_table(path: Path, replays: Replays) -> Matched:
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     for row in rows:
         label = f"{row.file}, row {row.row}"
+        if eligible_only and not row.eligible:
+            out.skipped.append((label, "not marked eligible"))
+            continue
         if why := _inconsistent(row):
             out.refused.append((label, why))
             continue
@@ -311,6 +319,7 @@ def _by_facts(result: Result, stated: Stated, replays: Replays) -> Point:
     if said is not None and axes is None:
         raise ResultError(f"candidate id {said!r} does not spell out its axes; give --run")
     found: dict[str, Any] = axes.groupdict() if axes else {}
+    _agree(stated, found)
     knobs = result.metadata
     gpu = stated.gpu or found.get("gpu")
     if gpu is None:
@@ -361,6 +370,23 @@ def _by_facts(result: Result, stated: Stated, replays: Replays) -> Point:
     how = "axes of its candidate id" if axes else "model, GPU, split, precision and load as stated"
     facts = (result.source_format, result.source_version, result.date, how)
     return _replayed(row, result.sha256, result.where, facts, str(said or ""), replays, result)
+
+
+def _agree(stated: Stated, axes: Mapping[str, Any]) -> None:
+    """Refuse what the user states against the axes that a candidate id spells out."""
+    pairs = (("gpu", "gpu"), ("tp", "tp"), ("pp", "pp"), ("weight_dtype", "weight"),
+             ("kv_cache_dtype", "kv"), ("max_num_seqs", "seqs"),
+             ("max_num_batched_tokens", "budget"))  # fmt: skip
+    for option, axis in pairs:
+        said, spelled = getattr(stated, option), axes.get(axis)
+        if said is None or spelled is None:
+            continue
+        same = str(said) == str(spelled)
+        if option == "gpu":
+            same = load_gpu(str(said)).name == load_gpu(str(spelled)).name
+        if not same:
+            flag = option.replace("_", "-")
+            raise ResultError(f"its candidate id says {axis} {spelled}, but --{flag} is {said}")
 
 
 def _number(*values: Any) -> float | None:

@@ -23,9 +23,8 @@ def timeline_of(outcome: Outcome, context: RunContext) -> pl.DataFrame:
     """Return one row a window of the first of the ranking at level 1.0, replayed once more.
 
     Columns are those of `windows_table`, with `candidate_id`, `kv_usage` (share of the replica's
-    blocks), `window_s` and `max_num_seqs`; queue, batch and cache are of the first
-    replica. Empty where nothing
-    was ranked or nothing took time.
+    blocks), `window_s` and `max_num_seqs`; queue, batch and cache are of the first replica. Empty
+    where nothing was ranked or nothing took time.
     """
     if not outcome.is_complete or outcome.ranked.is_empty():
         return pl.DataFrame()

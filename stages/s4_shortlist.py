@@ -102,6 +102,9 @@ def _select(
             per_family=len(hopeful) if everything else limits.per_family,
         )
     ]
+    if context.always:
+        wanted = np.flatnonzero(hopeful["candidate_id"].is_in(context.always).to_numpy())
+        taken = np.concatenate([taken, wanted[~np.isin(wanted, taken)]])
     chosen = hopeful[taken]
     left = hopeful.join(
         chosen.select("candidate_id"), on="candidate_id", how="anti", maintain_order="left"

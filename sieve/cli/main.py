@@ -23,6 +23,7 @@ from sieve.cli import (
     evaluate,
     explain,
     fit,
+    nightly,
     plan,
     replay,
     report,
@@ -31,6 +32,7 @@ from sieve.cli import (
     serve,
     slim,
     tables,
+    trace,
     verify,
     verify_measured,
     verify_memory,
@@ -38,14 +40,10 @@ from sieve.cli import (
 )
 from sieve.cli.following import add_examples
 from sieve.cli.output import fail, print_json
-from sieve.errors import NotYetError, SieveError
+from sieve.errors import SieveError
 
 INTERRUPTED: Final = 130
 _UsageError: Any = typer.BadParameter.__bases__[0]
-NOT_YET: Final = (
-    "nightly", "trace",
-)  # fmt: skip
-"""Commands of the contract whose machinery comes later."""
 
 app = typer.Typer(
     name="sieve",
@@ -58,6 +56,7 @@ app = typer.Typer(
 )
 app.command("run")(run.run)
 app.command("batch")(batch.batch)
+app.command("nightly")(nightly.nightly)
 app.command("explain")(explain.explain)
 app.command("replay")(replay.replay)
 app.command("plan")(plan.plan)
@@ -75,6 +74,7 @@ app.command("check")(fit.check)
 app.command("calibrate")(calibrate.calibrate)
 app.add_typer(slim.app)
 app.add_typer(tables.app)
+app.add_typer(trace.app)
 verify.app.command("memory")(verify_memory.memory)
 verify.app.command("measured")(verify_measured.measured)
 verify.app.command("tracking")(verify_tracking.tracking)
@@ -99,20 +99,6 @@ def root(
     """Find the language-model deployment that meets your service levels, without a GPU."""
 
 
-def _add_later(name: str) -> None:
-    @app.command(
-        name,
-        hidden=True,
-        context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-    )
-    def later() -> None:
-        raise NotYetError(
-            f"`sieve {name}` is not yet in this version; `sieve --help` lists what is"
-        )
-
-
-for _name in NOT_YET:
-    _add_later(_name)
 add_examples(app)
 
 

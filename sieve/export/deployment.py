@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from sieve.errors import ExportError
 from sieve.export.vllm_serve import CHECKPOINT, needs_checkpoint, parse_command, serve_command
-from sieve.frames import AXES, OPTIONS
+from sieve.frames import AXES, OPTIONS, gpus_per_replica
 
 PORT: Final = 8000
 """Port of `vllm serve` and of every service here."""
@@ -63,8 +63,13 @@ class Deployment:
 
     @property
     def gpus_per_replica(self) -> int:
-        """GPUs of one engine."""
-        return int(self.row["tp"] * self.row["pp"])
+        """GPUs of one replica, of all its data-parallel ranks."""
+        return gpus_per_replica(self.row)
+
+    @property
+    def data_parallel(self) -> int:
+        """Engines of one replica that share its experts."""
+        return int(self.row.get("data_parallel_size", 1))
 
     @property
     def gpus_per_node(self) -> int:
@@ -107,12 +112,14 @@ class Started:
         replicas: engines; None where the target starts a stated share of them.
         nodes: of one engine; None where the target chooses them.
         gpus: of one engine on each node, or in all where the target chooses the nodes.
+        names_model: whether the target names the model, and not a volume that holds it.
     """
 
     args: list[str]
     replicas: int | None
     nodes: int | None
     gpus: int
+    names_model: bool = True
 
 
 def dns_name(text: str) -> str:
@@ -145,7 +152,7 @@ def check(deployment: Deployment, target: str, text: str, read: Callable[[str], 
         for name, value in (wanted | sizes).items()
         if (back | found).get(name) != value
     ]
-    if deployment.is_named and back["model"] != deployment.model:
+    if deployment.is_named and started.names_model and back["model"] != deployment.model:
         differs.append(f"model {deployment.model!r} became {back['model']!r}")
     if differs:
         raise ExportError(
@@ -160,4 +167,4 @@ def read_script(script: str) -> Started:
     words = shlex.split(script[start:].replace(" \\\n", " "))[1:]
     back = parse_command(words)
     nodes = back.get("nodes", 1)
-    return Started(words, None, nodes, back["tp"] * back["pp"] // nodes)
+    return Started(words, None, nodes, gpus_per_replica(back) // nodes)

@@ -29,6 +29,7 @@ def model_uri(deployment: Deployment) -> str:
 
 def write(deployment: Deployment) -> str:
     """Return the manifest."""
+    ranks = deployment.data_parallel
     spec: dict[str, Any] = {
         "model": {
             "uri": model_uri(deployment),
@@ -39,6 +40,7 @@ def write(deployment: Deployment) -> str:
             "tensor": deployment.row["tp"],
             "pipeline": deployment.row["pp"],
             "expert": deployment.row["ep"] > 1,
+            **({"data": ranks, "dataLocal": ranks} if ranks > 1 else {}),
         },
         "router": {"route": {}, "gateway": {}},
         "template": pod_spec(deployment, "main"),
@@ -63,6 +65,8 @@ def read(text: str) -> Started:
     if "worker" in spec:
         nodes = int(args[args.index("--nnodes") + 1])
     split = spec["parallelism"]
+    if "data" in split:
+        args[args.index("--data-parallel-size") + 1] = str(split["data"])
     for flag, key in (
         ("--tensor-parallel-size", "tensor"),
         ("--pipeline-parallel-size", "pipeline"),

@@ -78,4 +78,5 @@ def read(text: str) -> Started:
     split = [str(worker["tensorParallelSize"]), str(worker["pipelineParallelSize"])]
     args = ["vllm", "serve", model["storageUri"], _SPLIT[0], split[0], _SPLIT[1], split[1]]
     args += unescaped(model["args"])
-    return Started(args, predictor["minReplicas"], int(split[1]), gpus_of(model))
+    nodes = int(split[1])
+    return Started(args, predictor["minReplicas"], nodes, gpus_of(model), names_model=False)

@@ -43,8 +43,8 @@ def write(deployment: Deployment) -> str:
             "replicas": deployment.replicas,
             "parallelism": {
                 "tensor": deployment.row["tp"],
-                "data": 1,
-                "dataLocal": 1,
+                "data": deployment.data_parallel,
+                "dataLocal": deployment.data_parallel,
                 "workers": deployment.nodes,
             },
             "containers": [
@@ -74,5 +74,8 @@ def read(text: str) -> Started:
     decode = read_yaml(text)[0]["decode"]
     (found,) = decode["containers"]
     args = command_of(found)
-    args[args.index("--tensor-parallel-size") + 1] = str(decode["parallelism"]["tensor"])
+    split = decode["parallelism"]
+    args[args.index("--tensor-parallel-size") + 1] = str(split["tensor"])
+    if split["data"] > 1:
+        args[args.index("--data-parallel-size") + 1] = str(split["data"])
     return Started(args, decode["replicas"], decode["parallelism"]["workers"], gpus_of(found))

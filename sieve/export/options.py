@@ -10,7 +10,7 @@ from sieve.errors import ExportError
 _WHOLE: Final = frozenset(
     {
         "tensor_parallel_size", "pipeline_parallel_size", "max_num_seqs", "max_num_batched_tokens",
-        "max_model_len", "block_size", "decode_context_parallel_size",
+        "max_model_len", "block_size", "decode_context_parallel_size", "data_parallel_size",
         "long_prefill_token_threshold",
     }
 )  # fmt: skip

@@ -20,9 +20,9 @@ _TYPES: Final = {
 """First part of a GPU's name -> Ray's accelerator type."""
 
 
-def fits(deployment: Deployment) -> bool:  # noqa: ARG001 - one signature for all targets
-    """Tell whether this target can express the candidate."""
-    return True
+def fits(deployment: Deployment) -> bool:
+    """Tell whether this target can express the candidate: not data-parallel ranks, here."""
+    return deployment.data_parallel == 1
 
 
 def write(deployment: Deployment) -> str:

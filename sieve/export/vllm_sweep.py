@@ -121,4 +121,5 @@ def read_serve(text: str, candidate_id: str, model: str) -> Started:
     entry = dict(json.loads(text)[candidate_id])
     entry.pop(_LINK)
     gpus = entry["tensor_parallel_size"] * entry["pipeline_parallel_size"]
+    gpus *= entry.get("data_parallel_size", 1)
     return Started(["vllm", "serve", model, *flags_of(entry)], None, 1, gpus)

@@ -10,5 +10,6 @@
 | `peaks` | the rate to plan for from several days, replicas by the hour |
 | `stress` | candidates under variants of the traffic, ranked by their worst |
 | `history` | the record of every night in one SQLite file |
+| `over_nights` | the choice that holds every night, the peak over them |
 | `nightly` | the search repeated on new traffic against the nights before |
 """

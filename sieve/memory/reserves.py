@@ -43,7 +43,7 @@ def forward_bytes(
     max_num_batched_tokens: IntArray,
     tp: IntArray,
     ep: IntArray,
-    dp: IntArray,
+    dp: IntArray | int = 1,
 ) -> FloatArray:
     """Return the activation peak of the trial forward pass in bytes, (n,).
 

@@ -8,10 +8,11 @@ results are reduced and scattered after them. Sources: vLLM 0.33 `config/paralle
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from sieve.arrays import FloatArray
-from sieve.perf.base import Part, ServingShape
+from sieve.perf.base import EXTRAPOLATED, INTERPOLATED, MEASURED, Part, ServingShape, Timing
 from sieve.perf.collectives import collective_part
 from sieve.perf.kernel_table import KernelTable
 from sieve.perf.layers import num_expert_layers
@@ -29,9 +30,20 @@ def shared_parts(shape: ServingShape, table: KernelTable | None, m: FloatArray) 
     gathered = m * (width + _ROUTING_NUMBERS * topk)
     return [
         *expert_parts(shape, table, m, layers),
-        collective_part(shape, "all_gather", ranks, gathered, layers),
-        collective_part(shape, "reduce_scatter", ranks, m * width, layers),
+        _carried_over(collective_part(shape, "all_gather", ranks, gathered, layers)),
+        _carried_over(collective_part(shape, "reduce_scatter", ranks, m * width, layers)),
     ]
+
+
+def _carried_over(part: Part) -> Part:
+    """Return a part whose measurements count as extrapolated: of another call than is made here.
+
+    The engine's calls take parts of unequal length, and stand between the experts of a step.
+    """
+    times = part.timing.by_class.copy()
+    times[EXTRAPOLATED] += times[MEASURED] + times[INTERPOLATED]
+    times[[MEASURED, INTERPOLATED]] = 0.0
+    return replace(part, timing=Timing(times))
 
 
 def note(shape: ServingShape) -> str:

@@ -100,7 +100,7 @@ def bench_of(facts: RunFacts, deployment: Deployment, files: Traffic) -> Bench:
     return Bench(
         deployment=deployment,
         traffic=files.whole,
-        share=files.shares.get(deployment.replicas),
+        share=files.shares.get(deployment.replicas) if deployment.data_parallel == 1 else None,
         levels={level_text(level): level for level in levels},
         limits=facts.slos.request_limits(),
         percentiles=tuple(sorted(numbers, key=float)),
@@ -154,6 +154,8 @@ def _why_not(name: str, deployment: Deployment) -> str:
         return "one node is enough"
     if name in {kserve.FILE, llm_d.FILE}:
         return "a name holds {{, which the system would take for a template"
+    if name == ray_serve.FILE:
+        return "data-parallel ranks need another builder there"
     return f"a replica spans {deployment.nodes} nodes, which it cannot express here"
 
 

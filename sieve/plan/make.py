@@ -78,7 +78,7 @@ def make_plan(run: Path, *, top: int = DEFAULT_TOP, model: str | None = None) ->
     fleet = facts.record.spec.fleet
     deployments = {key: _deployment(facts, key, model) for key in choice.roles}
     _check_model(deployments, facts, model)
-    replicas = [d.replicas for d in deployments.values()]
+    replicas = [d.replicas for d in deployments.values() if d.data_parallel == 1]
     traffic = traffic_files(facts.requests, replicas, fleet.routing)
     benches = {key: bench_of(facts, d, traffic) for key, d in deployments.items()}
     files = {f"{_FOLDER}/{name}": text for name, text in traffic.texts.items()}
@@ -141,7 +141,7 @@ def _deployment(facts: RunFacts, key: str, model: str | None) -> Deployment:
     row, serving = facts.rows[key], facts.record.serving
     fleet = facts.record.spec.fleet
     nodes = 1
-    if fleet.nodes_per_replica > 1:
+    if fleet.nodes_per_replica > 1 and row.get("data_parallel_size", 1) == 1:
         found = replica_nodes(
             np.array([row["tp"]]), np.array([row["pp"]]), gpus_per_node=fleet.gpus_per_node,
             most_nodes=fleet.nodes_per_replica, tp_across=fleet.tp_across_nodes,

@@ -158,6 +158,7 @@ def line_chart(
     limit: float | None,
     span: tuple[float, float] | None = None,
     break_at: float | None = None,
+    at: str = "load",
 ) -> Markup:
     """Return lines over the load level; the first with its low-high band.
 
@@ -170,6 +171,7 @@ def line_chart(
         limit: an objective, drawn as a dashed line.
         span: fixed ends of the y axis.
         break_at: the load level at which the leader first misses the objective.
+        at: what the x axis counts, for texts that are read out.
     """
     series = [s for s in series if s.points]
     if not series:
@@ -195,25 +197,25 @@ def line_chart(
     if limit is not None:
         out.append(svg.line(svg.LEFT, y(limit), svg.WIDTH - svg.RIGHT, y(limit), "limit"))
         below = series[0].points[0][2] >= limit  # so that the leader's line starts clear of it
-        at = y(limit) + (15 if below else -5)
-        out.append(svg.label(svg.LEFT + 4, at, f"limit {form(limit)}", "tick", "start"))
+        base = y(limit) + (15 if below else -5)
+        out.append(svg.label(svg.LEFT + 4, base, f"limit {form(limit)}", "tick", "start"))
     if break_at is not None:
         out.append(svg.line(x(break_at), svg.TOP, x(break_at), bottom, "breaks"))
         late = x(break_at) > svg.WIDTH / 2
-        at, anchor = (x(break_at) - 4, "end") if late else (x(break_at) + 4, "start")
+        place, anchor = (x(break_at) - 4, "end") if late else (x(break_at) + 4, "start")
         words = f"breaks at {svg.plain_level(break_at)}"
-        out.append(svg.label(at, bottom - 7, words, "tick", anchor))
+        out.append(svg.label(place, bottom - 7, words, "tick", anchor))
     for i, line in reversed(list(enumerate(series))):
         known = [(p[0], p[2]) for p in line.points if math.isfinite(p[2])]
         path = " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in known)
         out.append(svg.element("polyline", points=path, class_=f"line s{i}"))
         for a, b in known:
             tip = svg.element(
-                "title", escape(f"{line.label}: {form(b)} at load {svg.plain_level(a)}")
+                "title", escape(f"{line.label}: {form(b)} at {at} {svg.plain_level(a)}")
             )
             out.append(svg.element("circle", tip, cx=x(a), cy=y(b), r=3.5, class_=f"dot s{i}"))
     desc = f"{series[0].label}: " + "; ".join(
-        f"load {svg.plain_level(p[0])}: {form(p[2])} "
+        f"{at} {svg.plain_level(p[0])}: {form(p[2])} "
         f"({svg.say(p[1], form)} to {svg.say(p[3], form)})"
         for p in series[0].points
     )

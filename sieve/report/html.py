@@ -19,6 +19,11 @@ from sieve.report.view import build
 from sieve.resources import package_data
 
 
+def styles() -> str:
+    """Return the style sheet of the report, for further pages."""
+    return "".join(template_text(name) for name in ("scheme.css", "figures.css", "report.css"))
+
+
 def render_report(
     result: dict[str, Any],
     candidates: pl.DataFrame,

@@ -24,27 +24,31 @@ MAX_DEPTH: Final = 30
 class _Strict(Composer, SafeConstructor, Resolver):
     """YAML 1.2 scalars, no aliases, duplicate keys collected in `faults`."""
 
+    check_event: Any
+    peek_event: Any
+    """Of the parser that a subclass adds."""
+
     def __init__(self) -> None:
-        Composer.__init__(self)  # type: ignore[no-untyped-call]
-        SafeConstructor.__init__(self)  # type: ignore[no-untyped-call]
-        Resolver.__init__(self)  # type: ignore[no-untyped-call]
+        Composer.__init__(self)
+        SafeConstructor.__init__(self)
+        Resolver.__init__(self)
         self.faults: list[Fault] = []
         self._depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
-            event = self.peek_event()  # type: ignore[no-untyped-call]
+            event = self.peek_event()
             raise yaml.composer.ComposerError(
                 None, None, "YAML aliases are not accepted; write the value out", event.start_mark
             )
-        tagged = self.peek_event()  # type: ignore[no-untyped-call]
+        tagged = self.peek_event()
         if getattr(tagged, "tag", None) is not None:
             raise yaml.composer.ComposerError(
                 None, None, f"YAML tag {tagged.tag!r} is not accepted", tagged.start_mark
             )
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            mark = self.peek_event().start_mark
             raise yaml.composer.ComposerError(
                 None, None, f"nested deeper than {MAX_DEPTH} levels", mark
             )
@@ -86,7 +90,7 @@ def _use_yaml12_scalars(loader: type[Resolver]) -> None:
     )
 
 
-def _construct_int(_loader: SafeConstructor, node: yaml.ScalarNode) -> int:
+def _construct_int(_loader: Any, node: yaml.ScalarNode) -> int:
     text = node.value
     if len(text) > 30:
         raise yaml.constructor.ConstructorError(
@@ -104,13 +108,13 @@ class _StrictLoader(_Strict, Reader, Scanner, Parser):
 
     def __init__(self, stream: str) -> None:
         Reader.__init__(self, stream)
-        Scanner.__init__(self)  # type: ignore[no-untyped-call]
-        Parser.__init__(self)  # type: ignore[no-untyped-call]
+        Scanner.__init__(self)
+        Parser.__init__(self)
         _Strict.__init__(self)
 
 
 if yaml.__with_libyaml__:
-    from yaml.cyaml import CParser
+    from yaml.cyaml import CParser  # type: ignore[attr-defined]
 
     class _StreamLoader(_Strict, CParser):
         """The loader of long files: the same rules over libyaml, five times as fast."""

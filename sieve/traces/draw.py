@@ -44,7 +44,7 @@ def num_sessions(summary: Summary, requests: int) -> int:
     """Return how many sessions surely hold so many turns, of a summary with sessions."""
     assert summary.sessions is not None
     turns = max(summary.num_requests / summary.sessions.num_sessions, 1.0)
-    return int(requests / turns * 1.5) + 10
+    return int(requests / turns * 2) + 10
 
 
 def with_lengths(
@@ -167,6 +167,11 @@ def _within(quantiles: IntArray, rng: np.random.Generator) -> IntArray:
 
 def _notes(summary: Summary, arrival_s: FloatArray) -> tuple[str, ...]:
     notes = [f"drawn from the statistics of: {summary.origin.name} ({summary.origin.licence})"]
+    if summary.sessions is not None:
+        notes.append(
+            "turns wait for the answer before; pauses and prompts of "
+            f"{summary.sessions.num_sessions} sessions, growth drawn turn by turn"
+        )
     if summary.origin.arrivals != "measured":
         notes.append(f"arrivals: {summary.origin.arrivals}")
     elif arrival_s[-1] > summary.span_s:

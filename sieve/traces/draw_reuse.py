@@ -11,7 +11,6 @@ from sieve.arrays import FloatArray, IntArray, PrefixBlocks, Requests
 from sieve.traces.limits import generator
 from sieve.traces.reuse_summary import PLACES, PrefixSummary, SessionSummary
 
-_TRIES: Final = 8
 _NEAR: Final = 64
 """Earlier requests around the drawn distance that are looked at for a long enough prompt."""
 
@@ -97,16 +96,18 @@ def draw_sessions(
     """
     rng = generator(seed, "summary.sessions")
     turns = np.maximum(np.rint(along(summary.turns, _even(len(start_s), rng))), 1).astype(np.int64)
-    keep = np.cumsum(turns) - turns < most
+    keep = np.cumsum(turns) - turns < 2 * most  # some sessions end early
     turns = turns[keep]
     n = int(turns.sum())
-    session = np.repeat(np.arange(len(turns)), turns)
     first = np.cumsum(turns) - turns
-    place = np.arange(n) - first[session]
     prompt, kept = _prompts(summary, turns, first, n, rng)
+    there = np.flatnonzero(prompt)[:most]
+    session = np.repeat(np.arange(len(turns)), turns)[there]
+    place = there - first[session]
+    prompt, kept, n = prompt[there], kept[there], len(there)
     output = np.maximum(np.rint(along(summary.output_tokens, _even(n, rng))), 1).astype(np.int64)
     pause = along(summary.pause_s, rng.random(n))
-    requests = Requests(
+    return Requests(
         arrival_s=start_s[keep][session],
         input_tokens=prompt,
         output_tokens=output,
@@ -116,13 +117,15 @@ def draw_sessions(
         delay_s=np.where(place > 0, pause, 0.0),
         session=session,
     )
-    return requests.take(np.arange(min(most, n)))
 
 
 def _prompts(
     summary: SessionSummary, turns: IntArray, first: IntArray, n: int, rng: np.random.Generator
 ) -> tuple[IntArray, IntArray]:
-    """Return prompt tokens and those kept from the turn before, (n,) each."""
+    """Return prompt tokens and those kept from the turn before, (n,) each.
+
+    Prompts are 0 from where a session would outgrow the trace's longest.
+    """
     prompt, kept = np.zeros(n, np.int64), np.zeros(n, np.int64)
     prompt[first] = np.maximum(
         np.rint(along(summary.first_input_tokens, _even(len(turns), rng))), 1
@@ -130,19 +133,17 @@ def _prompts(
     edges = np.array([b.tokens_from for b in summary.bins])
     for turn in range(1, int(turns.max(initial=1))):
         at = first[turns > turn] + turn
+        at = at[prompt[at - 1] > 0]
         before = prompt[at - 1]
         which = np.clip(np.searchsorted(edges, before, side="right") - 1, 0, None)
-        todo = np.arange(len(at))
-        for _ in range(_TRIES):  # a prompt beyond the longest is drawn again, at last cut
-            for i in np.unique(which[todo]):
-                inside = todo[which[todo] == i]
-                u = rng.random((2, len(inside)))
-                kept[at[inside]] = np.rint(along(summary.bins[i].kept_share, u[0]) * before[inside])
-                added = np.rint(along(summary.bins[i].added_tokens, u[1])).astype(np.int64)
-                prompt[at[inside]] = kept[at[inside]] + added
-            todo = todo[prompt[at[todo]] > summary.max_input_tokens]
-        prompt[at] = np.clip(prompt[at], 1, summary.max_input_tokens)
-        kept[at] = np.minimum(kept[at], prompt[at])
+        for i in np.unique(which):
+            inside = at[which == i]
+            u = rng.random((2, len(inside)))
+            kept[inside] = np.rint(along(summary.bins[i].kept_share, u[0]) * prompt[inside - 1])
+            added = np.rint(along(summary.bins[i].added_tokens, u[1])).astype(np.int64)
+            prompt[inside] = np.maximum(kept[inside] + added, 1)
+        # The trace has no longer prompt: its sessions end before.
+        prompt[at[prompt[at] > summary.max_input_tokens]] = 0
     return prompt, kept
 
 

@@ -38,11 +38,13 @@ class Faults:
             `conclude` then refuses the file with all counts.
         kinds: faults by field and kind.
         rows: indices in the file of rows that have a fault.
+        tolerate: counted faults do not refuse the file; the caller reports them.
     """
 
     mode: OnError = "stop"
     kinds: dict[str, Kind] = field(default_factory=dict)
     rows: set[int] = field(default_factory=set)
+    tolerate: bool = False
 
     def check(
         self,
@@ -108,7 +110,7 @@ class Faults:
         Raises:
             TraceError: lists every kind with its count.
         """
-        if self.mode == "count" and self.rows:
+        if self.mode == "count" and self.rows and not self.tolerate:
             lines = "\n".join(f"  {kind.count} × {kind.first}" for kind in self.kinds.values())
             raise TraceError(
                 f"{label}: {len(self.rows)} rows cannot be read; correct them, "

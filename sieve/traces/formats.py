@@ -199,8 +199,8 @@ def _of_columns(file: TraceFile) -> str:
     if times:
         raise TraceError(
             f"{file.label}: column {times[0]} does not state its unit, and none is guessed; "
-            "set traffic.format: guidellm_trace (s), access_log with columns and time_unit, "
-            "or lengths to use the lengths alone"
+            "set traffic.format (--format): guidellm_trace (s), access_log with columns and "
+            "time_unit, or lengths to use the lengths alone"
         )
     return "lengths"
 
@@ -228,9 +228,9 @@ def _of_document(file: TraceFile) -> str:
     if b'"input_length"' in head:
         raise TraceError(
             f"{file.label}: lines of JSON do not state the unit of their times, and none is "
-            "guessed; set traffic.format: mooncake_trace (ms, prefix blocks of 512 tokens; also "
-            "AIPerf), timed_trace (s, blocks of 16), guidellm_trace or guidellm_mooncake (s, "
-            "blocks of 512)"
+            "guessed; set traffic.format (--format): mooncake_trace (ms, prefix blocks of 512 "
+            "tokens; also AIPerf), timed_trace (s, blocks of 16), guidellm_trace or "
+            "guidellm_mooncake (s, blocks of 512)"
         )
     if b'"prompt_tokens"' in head and b'"p50"' not in head and len(head) < 4000:
         return "guidellm_synthetic"

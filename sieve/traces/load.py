@@ -20,7 +20,8 @@ from sieve.errors import InvalidInput, TraceError
 from sieve.resources import package_data
 from sieve.spec.models import TrafficSpec
 from sieve.traces import source
-from sieve.traces.draw import draw_arrivals, draw_window, with_lengths
+from sieve.traces.draw import draw_arrivals, draw_window, num_sessions, with_lengths
+from sieve.traces.faults import Faults
 from sieve.traces.limits import MAX_SPAN_S, check_rate
 from sieve.traces.source import empty_window
 from sieve.traces.summary import Summary
@@ -30,13 +31,16 @@ DEFAULT_REQUESTS: Final = 2000
 """How many requests of shipped traffic are drawn when the spec does not say."""
 
 
-def load_traffic(spec: TrafficSpec, *, seed: int, base_dir: Path) -> Requests:
+def load_traffic(
+    spec: TrafficSpec, *, seed: int, base_dir: Path, faults: Faults | None = None
+) -> Requests:
     """Return the traffic of a run spec at load level 1.
 
     Args:
         spec: the spec's `traffic`.
         seed: of everything that is drawn.
         base_dir: folder that a relative path starts from, usually the spec's own.
+        faults: takes the faults of a file, for a report; default: as `on_error` says.
 
     Raises:
         TraceError: unknown name, unreadable file, or filters that leave nothing.
@@ -50,7 +54,7 @@ def load_traffic(spec: TrafficSpec, *, seed: int, base_dir: Path) -> Requests:
     elif spec.trace in _shipped():
         requests = _load_shipped(spec, seed)
     else:
-        requests = source.load_file(spec, seed, base_dir, _shipped())
+        requests = source.load_file(spec, seed, base_dir, _shipped(), faults)
     return _check_span(_scale(_rebase(requests), spec.rate_per_s))
 
 
@@ -93,12 +97,13 @@ def _load_shipped(spec: TrafficSpec, seed: int) -> Requests:
     summary, text = _summary(str(spec.trace))
     wanted = spec.requests or DEFAULT_REQUESTS
     if spec.window_s is None:
-        arrival_s = draw_arrivals(summary, wanted, seed)
+        starts = wanted if summary.sessions is None else num_sessions(summary, wanted)
+        arrival_s = draw_arrivals(summary, starts, seed)
     else:
         arrival_s = draw_window(summary, wanted, spec.window_s, seed)
         if not len(arrival_s):
             raise empty_window(spec.window_s, "the drawn traffic has a pause there")
-    requests = with_lengths(summary, arrival_s, seed)
+    requests = with_lengths(summary, arrival_s, seed, wanted)
     resolved = spec.model_copy(update={"requests": wanted})
     requests = replace(
         requests,
@@ -115,7 +120,7 @@ def _shipped_notes(spec: TrafficSpec, requests: Requests, summary: Summary) -> l
         notes.append(f"the window holds {n} of the {spec.requests} requests asked for")
     if spec.requests is None and spec.window_s is not None and n == DEFAULT_REQUESTS:
         notes.append(f"the first {n} requests of the window; set traffic.requests for more")
-    if spec.rate_per_s is None and spec.arrival is None and n > 1:
+    if spec.rate_per_s is None and spec.arrival is None and n > 1 and summary.sessions is None:
         notes.append(
             f"mean rate {requests.rate_per_s:.3g}/s in this part of the traffic, "
             f"{summary.rate_per_s:.3g}/s over all of it; set traffic.rate_per_s to choose"

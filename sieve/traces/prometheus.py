@@ -28,6 +28,8 @@ from sieve.traces.weka import documents
 INPUT: Final = "vllm:request_prompt_tokens"
 OUTPUT: Final = "vllm:request_generation_tokens"
 MAX_REQUESTS: Final = 20_000_000
+MAX_COUNTER: Final = 1e15
+"""No counter and no time in seconds is larger."""
 
 
 def read(file: TraceFile, seed: int) -> Requests:
@@ -76,14 +78,20 @@ def _series(file: TraceFile) -> dict[str, list[tuple[Mapping[str, str], FloatArr
         if not isinstance(data, Mapping) or data.get("resultType") != "matrix":
             raise TraceError(f"{where}: no range query; expected data.resultType matrix "
                              "(/api/v1/query_range)")  # fmt: skip
-        for i, item in enumerate(data.get("result") or []):
+        results = data.get("result")
+        if not isinstance(results, list):
+            raise TraceError(f"{where}: data.result is no list of series")
+        for i, item in enumerate(results):
             try:
-                labels = dict(item["metric"])
+                labels = {str(k): str(v) for k, v in dict(item["metric"]).items()}
                 values = np.array([[float(t), float(v)] for t, v in item["values"]]).reshape(-1, 2)
-            except (KeyError, TypeError, ValueError) as error:
+            except (KeyError, TypeError, ValueError, OverflowError) as error:
                 raise TraceError(f"{where}, result {i + 1}: cannot be read ({error})") from None
-            if not np.isfinite(values).all():
-                raise TraceError(f"{where}, result {i + 1}: holds NaN or Inf; query raw counters")
+            if not ((values >= 0) & (values <= MAX_COUNTER)).all():
+                raise TraceError(
+                    f"{where}, result {i + 1}: holds a value that is no counter (NaN, Inf, below 0 "
+                    f"or above {MAX_COUNTER:g}); query raw counters"
+                )
             if (np.diff(values[:, 0]) <= 0).any():
                 raise TraceError(f"{where}, result {i + 1}: the clock goes back")
             found[str(labels.get("__name__", ""))].append((labels, values[:, 0], values[:, 1]))
@@ -108,6 +116,8 @@ def _histogram(series: Mapping[str, Any], name: str, label: str) -> tuple[Any, A
             edge = float(labels["le"].replace("+Inf", "inf"))
         except (KeyError, ValueError):
             raise TraceError(f"{label}: a series of {name}_bucket has no label le") from None
+        if not edge > 0:
+            raise TraceError(f"{label}: a series of {name}_bucket has le {edge:g}; expected > 0")
         # A counter that falls was reset by a restart: it counts from 0 again.
         grown = np.where(np.diff(value) < 0, value[1:], np.diff(value))
         np.add.at(by_edge[edge], np.searchsorted(times, t[1:]) - 1, grown)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sieve.arrays import Requests
+from sieve.arrays import Requests, chain_starts
 from sieve.errors import TraceError
 from sieve.spec.models import ArrivalSpec, TrafficSpec
 from sieve.traces import draw, guidellm, lengths, servegen
@@ -23,7 +23,11 @@ from sieve.traces.synthetic import draw_arrivals
 
 
 def load_file(
-    spec: TrafficSpec, seed: int, base_dir: Path, shipped: Sequence[str], *, tolerate: bool = False
+    spec: TrafficSpec,
+    seed: int,
+    base_dir: Path,
+    shipped: Sequence[str],
+    faults: Faults | None = None,
 ) -> Requests:
     """Return the requests of a file, after window and count.
 
@@ -32,7 +36,7 @@ def load_file(
         seed: of everything that is drawn.
         base_dir: folder that a relative path starts from.
         shipped: names of shipped traffic, for messages.
-        tolerate: counted faults do not stop; the notes tell them.
+        faults: takes the faults; default: as `on_error` says.
 
     Raises:
         TraceError: no such file, a format that is not recognised, or any fault in it.
@@ -52,10 +56,10 @@ def load_file(
         return replace_arrivals(requests, spec.arrival, seed)
     if form == "servegen":
         raise TraceError(f"{label}: no client model: {BY_FOLDER['servegen']} is expected")
-    file = open_file(path, label, spec)
+    file = open_file(path, label, faults or Faults(spec.on_error or "stop"))
     if form == "summary" or (form is None and is_summary(file)):
         return _from_summary(file, spec, seed)
-    return _read(file, form or detect(file, spec), spec, seed, tolerate=tolerate)
+    return _read(file, form or detect(file, spec), spec, seed)
 
 
 def find(label: str, base_dir: Path, shipped: Sequence[str]) -> Path | None:
@@ -81,13 +85,12 @@ def find(label: str, base_dir: Path, shipped: Sequence[str]) -> Path | None:
     )
 
 
-def open_file(path: Path, label: str, spec: TrafficSpec) -> TraceFile:
+def open_file(path: Path, label: str, faults: Faults) -> TraceFile:
     """Return a file in memory; the JSON files of a folder become one, a line each.
 
     Raises:
         TraceError: it cannot be read.
     """
-    faults = Faults(spec.on_error or "stop")
     if not path.is_dir():
         return read_file(path, label, faults)
     parts = sorted(path.glob("*.json"))
@@ -112,13 +115,13 @@ def is_summary(file: TraceFile) -> bool:
     return not file.columns and b'"schema_version"' in head and b'"origin"' in head
 
 
-def _read(file: TraceFile, form: str, spec: TrafficSpec, seed: int, *, tolerate: bool) -> Requests:
+def _read(file: TraceFile, form: str, spec: TrafficSpec, seed: int) -> Requests:
     entry = FORMATS[form]
     found = entry.read(file, spec, seed)
-    if not tolerate:
-        file.faults.conclude(file.label)
+    file.faults.conclude(file.label)
     if not isinstance(found, Requests):
-        return inside_window(_from_table(file, found, spec, seed), spec)
+        return inside_window(_from_table(file, found, form, spec, seed), spec)
+    found = replace(found, source_format=form)
     if entry.kind == "drawn":
         requests = cut(found, spec)
         own = form in {"percentiles", "guidellm_synthetic"}
@@ -152,10 +155,7 @@ def place_sessions(
             "traffic.arrival: {poisson_per_s: 0.05}"
         )
     if arrival.closed_loop is not None:
-        raise TraceError(
-            "traffic.arrival: sessions arrive at a rate, and their turns wait for answers; "
-            "a closed loop over sessions is not replayed"
-        )
+        raise _no_closed_loop()
     assert requests.session is not None
     number, session = np.unique(requests.session, return_inverse=True)
     rng = generator(seed, "traffic.arrival")
@@ -167,8 +167,15 @@ def place_sessions(
     return replace(placed, notes=(*requests.notes, note))
 
 
+def _no_closed_loop() -> TraceError:
+    return TraceError(
+        "traffic.arrival: sessions arrive at a rate, and their turns wait for answers; "
+        "a closed loop over sessions is not replayed"
+    )
+
+
 def _from_table(
-    file: TraceFile, table: lengths.LengthTable, spec: TrafficSpec, seed: int
+    file: TraceFile, table: lengths.LengthTable, form: str, spec: TrafficSpec, seed: int
 ) -> Requests:
     """Return rows of a table of lengths in a drawn order, arriving as the spec says."""
     if spec.arrival is None:
@@ -191,6 +198,7 @@ def _from_table(
         source=file.name,
         sha256=file.sha256,
         notes=tuple(notes),
+        source_format=form,
     )
 
 
@@ -239,6 +247,13 @@ def replace_arrivals(requests: Requests, arrival: ArrivalSpec | None, seed: int)
     if arrival is None:
         return requests
     rng = generator(seed, "traffic.arrival")
+    if requests.previous is not None:
+        if arrival.closed_loop is not None:
+            raise _no_closed_loop()
+        root, chain = np.unique(chain_starts(requests.previous), return_inverse=True)
+        start_s, _ = draw_arrivals(arrival, len(root), rng)
+        note = "session starts are replaced by traffic.arrival"
+        return replace(requests, arrival_s=start_s[chain], notes=(*requests.notes, note))
     arrival_s, users = draw_arrivals(arrival, len(requests), rng)
     note = "the source's own arrivals are replaced by traffic.arrival"
     return replace(

@@ -80,26 +80,18 @@ def _config(path: Path) -> None:
     layer_plans(load_model(str(path), any_family=True))
 
 
-def _traffic(format_name: str | None) -> Callable[[Path], None]:
-    """Return a reader of traffic of one format, None where it is told from the file."""
+def _traffic(name: str, **more: Any) -> Target:
+    """Return the reader of one traffic format, with what the spec adds to the file."""
 
     def read(path: Path) -> None:
         from sieve.spec import TrafficSpec
         from sieve.traces import load_traffic
 
-        spec = TrafficSpec.model_validate({"trace": str(path), "format": format_name})
+        spec = TrafficSpec.model_validate({"trace": str(path), **more})
         load_traffic(spec, seed=0, base_dir=path.parent)
 
-    return read
-
-
-def _lengths(path: Path) -> None:
-    """Read the file as a table of lengths, which needs an arrival process."""
-    from sieve.spec import TrafficSpec
-    from sieve.traces import load_traffic
-
-    spec = TrafficSpec.model_validate({"trace": str(path), "arrival": {"poisson_per_s": 4}})
-    load_traffic(spec, seed=0, base_dir=path.parent)
+    suffix = next(iter(sorted((CORPUS / name).glob("*")))).suffix
+    return Target(name, suffix, read)
 
 
 def _recording(path: Path) -> None:
@@ -138,6 +130,20 @@ def _observations(path: Path) -> None:
     read_observations([path])
 
 
+def _results(path: Path) -> None:
+    from sieve.calibration.readers import read_results
+
+    read_results(path)
+
+
+def _jobs(path: Path) -> None:
+    """Read the file as jobs, and each entry."""
+    from sieve.jobs.job_file import read_jobs
+
+    for job in read_jobs(path).jobs:
+        job.entry()
+
+
 def _formula(path: Path) -> None:
     from sieve.evaluate import evaluate_cases
 
@@ -166,20 +172,40 @@ def _parquet(path: Path) -> None:
     read_frame(path, "gemm")
 
 
+POISSON: Final = {"poisson_per_s": 4}
+LOG: Final = {"ts": "when", "in": "prompt", "out": "answer", "session": "user"}
 _RECORDED: Final = ROOT / "tests" / "conformance" / "data" / "vllm_scheduler"
 TARGETS: Final[tuple[Target, ...]] = (
     Target("spec", ".yaml", _spec, [*(ROOT / "examples").glob("*.yaml")]),
     Target("grid", ".yaml", _grid),
     Target("config", ".json", _config, [*_MODELS.glob("*.yaml")]),
-    Target("azure", ".csv", _traffic(None)),
-    Target("mooncake", ".jsonl", _traffic("mooncake_trace")),
-    Target("lengths", ".csv", _lengths),
+    _traffic("azure"),
+    _traffic("mooncake", format="mooncake_trace"),
+    _traffic("timed_trace", format="timed_trace"),
+    _traffic("guidellm_trace", format="guidellm_trace"),
+    _traffic("guidellm_mooncake", format="guidellm_mooncake"),
+    _traffic("burstgpt"),
+    _traffic("bailian"),
+    _traffic("weka", arrival=POISSON),
+    _traffic("llmservingsim"),
+    _traffic("sieve_table"),
+    _traffic("access_log", format="access_log", columns=LOG, time_unit="ms"),
+    _traffic("lengths", arrival=POISSON),
+    _traffic("sharegpt", arrival=POISSON, characters_per_token=4),
+    _traffic("custom", format="custom", arrival=POISSON, characters_per_token=4),
+    _traffic("guidellm_synthetic", format="guidellm_synthetic", arrival=POISSON),
+    _traffic("percentiles", format="percentiles", requests=50),
+    _traffic("percentiles_csv", format="percentiles", requests=50),
+    _traffic("prometheus"),
     Target("recording", ".jsonl", _recording, [*_RECORDED.glob("00[135]*.gz")]),
     Target("measured", ".csv", _measured),
     Target("steps", ".csv", _steps),
     Target("memory", ".csv", _memory),
     Target("start_up_log", ".log", _log),
     Target("observations", ".csv", _observations),
+    Target("results", ".json", _results),
+    Target("jobs", ".yaml", _jobs),
+    Target("jobs_csv", ".csv", _jobs),
     Target("formula", ".json", _formula),
     Target("kernel_table", ".csv", _kernel_table),
     Target("parquet", ".parquet", _parquet),

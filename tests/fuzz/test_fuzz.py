@@ -41,7 +41,7 @@ def test_a_reader_takes_its_own_seeds(target: Target, tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
 def test_mutated_input_is_read_or_refused(target: Target, tmp_path: Path) -> None:
-    counts = feed(target, inputs_of(target, 250, seed=11), tmp_path)
+    counts = feed(target, inputs_of(target, 120, seed=11), tmp_path)
     assert counts.crashes == {}
     assert counts.read > 0
     assert counts.refused > 0
@@ -49,7 +49,7 @@ def test_mutated_input_is_read_or_refused(target: Target, tmp_path: Path) -> Non
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", sorted(BY_NAME))
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.binary(max_size=200) | JSON.map(lambda v: json.dumps(v).encode()))
 @example(data=b"")
 def test_arbitrary_input_is_read_or_refused(name: str, data: bytes) -> None:

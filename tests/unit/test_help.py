@@ -12,7 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from sieve.cli.following import help_with_examples
-from sieve.cli.main import NOT_YET, app
+from sieve.cli.main import app
 from sieve.errors import SpecError
 from sieve.spec import load_spec
 from sieve.spec.presets import find_spec, preset_names
@@ -109,8 +109,3 @@ def test_an_unknown_command_or_option_names_the_nearest() -> None:
     assert (unknown.exit_code, "Did you mean 'run'?" in unknown.output) == (2, True)
     option = CliRunner().invoke(app, ["run", "chat", "--ou", "x"])
     assert (option.exit_code, "--out" in option.output) == (2, True)
-
-
-def test_what_is_not_there_yet_is_not_in_the_help() -> None:
-    page = CliRunner().invoke(app, ["--help"]).output
-    assert not [name for name in NOT_YET if re.search(rf"^  {name}\b", page, re.MULTILINE)]

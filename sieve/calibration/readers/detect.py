@@ -41,6 +41,8 @@ def kind_of(path: Path) -> str:
     head = _read(path, 200_000).lstrip("\ufeff").lstrip()
     if not head:
         raise ResultError(f"{path}: is empty; expected {KNOWN}")
+    if head[0] == "{" and '"levelname"' in head.splitlines()[0]:
+        return "log"  # one JSON object a line
     if head[0] in "{[":
         # A log line may begin with a bracket, as in "[gpu0] INFO ..."
         return "results" if head[0] == "{" or head[1:].lstrip()[:1] in {"{", "]"} else "log"

@@ -25,6 +25,8 @@ class Parallelism(Fields):
     tensor: Count
     pipeline: Count
     expert: bool = False
+    data: Count | None = None
+    local: Count | None = Field(default=None, alias="dataLocal")
 
 
 class Router(Fields):

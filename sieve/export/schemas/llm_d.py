@@ -37,8 +37,8 @@ class Parallelism(Fields):
     """How an engine is split; `workers` are nodes."""
 
     tensor: Count
-    data: Literal[1]
-    local: Literal[1] = Field(alias="dataLocal")
+    data: Count
+    local: Count = Field(alias="dataLocal")
     workers: Count
 
 

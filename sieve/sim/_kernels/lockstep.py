@@ -104,7 +104,8 @@ def least_loaded(all_state, first, num_blocks, pool):
         load = float(all_state[k, S_UNFINISHED])
         waiting = all_state[k, S_WAITING]
         if waiting > 0:
-            usage = (num_blocks - 1 - all_state[k, S_FREE]) / pool
+            used = num_blocks - 1 - all_state[k, S_FREE]
+            usage = 1.0 - (pool - used) / pool
             load += waiting * _WAITING_WEIGHT * max(usage - _USAGE_FROM, 0.0)
         if best < 0 or load < best_load:
             best = k
