@@ -25,7 +25,10 @@ def test_every_notebook_is_known() -> None:
 def test_a_notebook_runs_and_says_what_it_is_about(name: str, tmp_path: Path) -> None:
     notebook = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
     NotebookClient(
-        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+        notebook,
+        timeout=300,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(tmp_path)}},
     ).execute()
     text = "\n".join(
         str(output.get("text", "")) + str(output.get("data", {}))
