@@ -29,8 +29,8 @@ def cli_page() -> str:
 
     out = [
         "# Commands",
-        "Written from the code by `.ci/write_reference.py`. Every command takes `--help`; exit codes "
-        "are in [reading_a_run.md](reading_a_run.md).",
+        "Written from the code by `.ci/write_reference.py`. Every command takes `--help`; exit "
+        "codes are in [reading_a_run.md](reading_a_run.md).",
     ]
     for path, command in commands(typer.main.get_command(app)):
         out.append(f"## `sieve {' '.join(path)}`")
