@@ -235,12 +235,12 @@ def test_the_command_serves_on_loopback_until_it_is_told_to_end(runs: Path) -> N
         lines = [server.stdout.readline() for _ in range(4)]
         url = urllib.parse.urlsplit(json.loads("".join(lines))["url"])
         assert url.hostname == "127.0.0.1"
-        connection = http.client.HTTPConnection("127.0.0.1", url.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", url.port, timeout=600)
         connection.request("GET", "/report/one")
         assert b"Which knob matters" in connection.getresponse().read()
         connection.close()
         server.terminate()
-        assert server.wait(timeout=30) in {0, -15}
+        assert server.wait(timeout=300) in {0, -15}
     finally:
         server.kill()
         server.communicate()

@@ -181,10 +181,18 @@ def rising(where: str, values: Sequence[tuple[str, float | None]]) -> None:
 
 
 def metadata_of(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a result says of its candidate: id, run, level and engine options."""
+    """Return what a result says of its candidate: id, run, level and engine options.
+
+    A sweep of a plan says it in its label, as `key=value` words. One replica of several is not the
+    candidate: its rates are not the fleet's, so it gets a name that no candidate has.
+    """
+    words = [word.partition("=") for word in str(data.get("label") or "").split()]
+    said = {key: value for key, sign, value in words if sign} | dict(data)
     found: dict[str, Any] = {}
     for name in ("candidate_id", "run", "level", *KNOBS):
-        value = data.get(name, data.get(name.replace("_", "-")))
+        value = said.get(name, said.get(name.replace("_", "-")))
         if isinstance(value, str | int | float) and value != "":
             found[name] = value
+    if said.get("replica_of"):
+        found["candidate_id"] = f"one replica of {said['replica_of']}"
     return found
