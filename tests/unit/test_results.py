@@ -207,7 +207,7 @@ def test_a_table_of_another_schema_is_refused(tmp_path: Path) -> None:
     pl.DataFrame({"a": [1]}).write_parquet(
         tmp_path / "t.parquet", metadata={"sieve_schema_version": "2.0"}
     )
-    with pytest.raises(ResultError, match=r"schema version '2\.0', this sieve reads '1\.0': a newer"):
+    with pytest.raises(ResultError, match=r"'2\.0', this sieve reads '1\.0': a newer sieve"):
         read_frame(tmp_path, "t.parquet")
 
 
