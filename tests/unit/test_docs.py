@@ -29,8 +29,7 @@ COMMANDS = [
     line.removeprefix("$ ")
     for page in (
         ROOT / "README.md",
-        *(ROOT / "docs" / f"{name}.md" for name in ("replay", "plan")),
-        ROOT / "docs" / "tutorial.md",
+        *(ROOT / "docs" / f"{name}.md" for name in ("replay", "plan", "traffic", "tutorial")),
         *sorted((ROOT / "docs").glob("howto_*.md")),
     )
     for text in blocks(page, "console")
