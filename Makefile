@@ -21,7 +21,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 PIP_INSTALL := $(PIP) install -qq --no-warn-script-location --root-user-action=ignore
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench lock clean
+.PHONY: help setup demo test check format bench docs lock clean
 
 help: ## list the targets
 	@echo "usage: make TARGET"
@@ -56,6 +56,8 @@ check: $(STAMP) ## check format, lint, types, layers and file sizes; changes not
 	@$(BIN)/mypy --no-error-summary
 	@echo "check: lint-imports"
 	@$(BIN)/lint-imports --no-logo
+	@echo "check: licences"
+	@$(BIN)/python .ci/licences.py --check
 	@echo "check: file sizes"
 	@$(BIN)/python .ci/check_file_sizes.py
 
@@ -75,13 +77,18 @@ bench: $(STAMP) ## time the hot paths; prints tables, judges nothing
 	  $(BIN)/python tests/benchmarks/$$script.py || exit 1; \
 	done
 
+docs: $(STAMP) ## build the documentation as a site in build/site, without a network
+	@$(BIN)/python .ci/write_reference.py --check
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "docs: open build/site/index.html"
+
 lock: $(STAMP) ## resolve the dependencies anew into .ci/requirements.lock (needs uv)
 	@uv=$$(command -v $(BIN)/uv || command -v uv) || \
 	  { echo "lock: uv not found; install it with \`$(BIN)/python -m pip install uv\`" >&2; exit 1; }; \
 	echo "lock: resolving pyproject.toml with $$uv"; \
 	"$$uv" pip compile pyproject.toml --quiet --all-extras --universal --generate-hashes \
 	  --no-emit-index-url --no-header --python-version 3.11 -o $(LOCK)
-	@echo "lock: wrote $(LOCK); \`make setup\` installs it"
+	@echo "lock: wrote $(LOCK); \`make setup\` installs it, then run .ci/licences.py"
 
 clean: ## remove the environment, caches, builds and the demo's output
 	rm -rf $(VENV) $(DEMO) build dist .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis .benchmarks

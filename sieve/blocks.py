@@ -39,7 +39,7 @@ NEAREST: Final = 64
 _MODULES: Final = (s1_validity, s2_memory_fit, s3_batch_sizing)
 _AT_ONCE: Final = 100_000
 """Candidates that are made again at a time."""
-_FAMILY: Final = ("gpu", "tp", "pp", "replicas")
+_FAMILY: Final = ("gpu", "tp", "pp", "data_parallel_size", "replicas")
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import polars as pl
 
 from sieve.arrays import Requests
+from sieve.calibration.serving import Calibration
 from sieve.catalog.architecture import EngineProfile, Gpu, ModelArchitecture
 from sieve.checkpoint import Ledger
 from sieve.perf.cache import StepTables
@@ -58,9 +59,11 @@ class RunContext:
         executor: fan-out of stage 5.
         options: option axes that appear in the candidate id.
         exhaustive: replay every survivor.
+        always: candidate ids that stage 4 takes beside its own choice.
         progress: called with (done, total) while stage 5 runs.
         preview: returns rows of hopeful candidates in the order in which short replays rank them;
             None: stage 4 goes by its closed forms alone.
+        calibration: corrections and intervals from measured points; None: defaults.
         ledger: finished replays are taken from it and put into it; None: nothing is kept.
     """
 
@@ -75,9 +78,11 @@ class RunContext:
     executor: Executor
     options: tuple[str, ...] = ()
     exhaustive: bool = False
+    always: tuple[str, ...] = ()
     progress: Callable[[int, int], None] | None = None
     ledger: Ledger | None = None
     preview: Callable[[pl.DataFrame], Sequence[int]] | None = None
+    calibration: Calibration | None = None
 
     @property
     def is_reference(self) -> bool:

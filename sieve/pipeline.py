@@ -11,6 +11,7 @@ import polars as pl
 import polars.selectors as cs
 
 from sieve.blocks import BLOCK, search
+from sieve.calibration.apply import COLUMNS as CORRECTIONS
 from sieve.context import RunContext
 from sieve.frames import (
     AXES,
@@ -277,6 +278,11 @@ def ranking_rows(outcome: Outcome, options: Sequence[str]) -> list[dict[str, Any
                 "high": row[bound_column(metric, "high")],
             }
         entry["intervals"] = {metric: _sources(row, metric) for metric in METRICS}
+        if "correction_tpot" in row:
+            entry["calibration"] = {
+                name: row[name]
+                for name in (*CORRECTIONS, *(f"basis_{kind}" for kind in s5_simulate.BASES))
+            }
         entry["evidence"] = row["evidence"]
         entry["evidence_shares"] = {
             name.removeprefix("evidence_share_"): row[name]

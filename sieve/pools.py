@@ -14,6 +14,7 @@ from sieve.arrays import BoolArray, FloatArray, Requests
 from sieve.context import RunContext
 from sieve.detail import choose, sized
 from sieve.errors import InvalidInput
+from sieve.frames import gpus_per_replica
 from sieve.parallel import LocalExecutor
 from sieve.perf.cache import FAMILY
 from sieve.sim.metrics import meets, per_request, statistic_of
@@ -96,7 +97,7 @@ def _one_pool(
     row: Mapping[str, Any], gpus: int, requests: Requests, shared: s5_simulate.Shared,
     context: RunContext,
 ) -> dict[str, Any]:  # fmt: skip
-    each = row["tp"] * row["pp"]
+    each = gpus_per_replica(row)
     replicas = gpus // each
     latencies, span_s, status = _replay(row, replicas, requests, shared, context)
     return {

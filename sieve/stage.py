@@ -11,6 +11,7 @@ import numpy.typing as npt
 import polars as pl
 
 from sieve.frames import KINDS, REJECTION_COLUMNS
+from sieve.invariants import hold
 
 
 @dataclass(frozen=True)
@@ -104,8 +105,8 @@ def verify(stage: Stage, given: pl.DataFrame, result: StageResult) -> None:
     """
     ids = pl.concat([result.admitted["candidate_id"], result.rejected["candidate_id"]])
     verify_counts(stage, given, result)
-    _hold(ids.n_unique() == len(ids), f"{stage.name}: a candidate came out twice")
-    _hold(set(ids) == set(given["candidate_id"]), f"{stage.name}: candidates were exchanged")
+    hold(ids.n_unique() == len(ids), f"{stage.name}: a candidate came out twice")
+    hold(set(ids) == set(given["candidate_id"]), f"{stage.name}: candidates were exchanged")
 
 
 def verify_counts(stage: Stage, given: pl.DataFrame, result: StageResult) -> None:
@@ -115,14 +116,9 @@ def verify_counts(stage: Stage, given: pl.DataFrame, result: StageResult) -> Non
         AssertionError: the stage broke it.
     """
     out = len(result.admitted) + len(result.rejected)
-    _hold(out == len(given), f"{stage.name}: {len(given)} rows in, {out} out")
+    hold(out == len(given), f"{stage.name}: {len(given)} rows in, {out} out")
     missing = [c for c in stage.adds if c not in result.admitted.columns]
-    _hold(not missing, f"{stage.name}: columns declared but not added: {missing}")
+    hold(not missing, f"{stage.name}: columns declared but not added: {missing}")
     for reason, kind in result.rejected.select("reason", "kind").unique().iter_rows():
-        _hold(stage.reasons.get(reason) == kind, f"{stage.name}: undeclared {kind} {reason}")
-        _hold(kind in KINDS, f"{stage.name}: undeclared kind {kind}")
-
-
-def _hold(condition: object, message: str) -> None:
-    if not condition:
-        raise AssertionError(message)
+        hold(stage.reasons.get(reason) == kind, f"{stage.name}: undeclared {kind} {reason}")
+        hold(kind in KINDS, f"{stage.name}: undeclared kind {kind}")

@@ -3,7 +3,7 @@
 The score is the ranking objective at its optimistic end, so that a good candidate is not lost to
 the model's error. A candidate whose optimistic end already misses an objective is rejected with
 `bound_misses_slo`. Of the rest `size` are taken, at most `per_family` of one (GPU, TP, PP,
-replicas), by turns from five lists: the best score of all (a stretch, perhaps too small for its
+DP, replicas), by turns from five lists: the best score of all (a stretch, perhaps too small for its
 load), and the best scores of those that hold at the middle, at one and two thirds of the way to the
 pessimistic end, and there (safe). A closed form errs, so the sizes between are tried too, and
 those places are raced for: `preview` candidates, one of a shape (family, EP and precisions), are
@@ -29,7 +29,7 @@ import polars as pl
 from sieve.arrays import BoolArray, FloatArray, IntArray
 from sieve.context import RunContext
 from sieve.formulas.sizing import by_turns, capped, cost_per_mtok, decode_step_s
-from sieve.frames import AXES
+from sieve.frames import AXES, num_engines
 from sieve.perf.estimate import Ends, Estimates, Groups, busy_rate_per_s, groups_of
 from sieve.ranking.intervals import End, log_error
 from sieve.ranking.objective import sort_keys
@@ -53,7 +53,7 @@ DEPTH: Final = 12
 """Most of one shape in the second round."""
 NEAR: Final = 0.1
 """Step of the logarithm within which two distances from the objectives count as equal."""
-_GROUP: Final = ("gpu", "tp", "pp", "replicas")
+_GROUP: Final = ("data_parallel_size", "gpu", "tp", "pp", "replicas")
 _SHAPE: Final = (*_GROUP, "ep", "weight_dtype", "kv_cache_dtype")
 
 
@@ -135,6 +135,7 @@ def leading(scored: Scored, context: RunContext) -> IntArray:
         rows += capped(members, family, limits.per_family, len(members))
         if races:
             rows += capped(members, shape, DEPTH, len(members))
+    rows += _always(hopeful, context).tolist()
     return np.array(sorted(set(rows)), np.int64)
 
 
@@ -160,6 +161,8 @@ def choose(scored: Scored, context: RunContext, *, everyone: bool | None = None)
         taken = _orders(replace(scored, lists=whole))[0]
     else:
         taken = _take(scored, context)
+    wanted = _always(hopeful, context)
+    taken = np.concatenate([taken, wanted[~np.isin(wanted, taken)]])
     chosen = hopeful[taken]
     left = np.ones(len(hopeful), np.bool_)
     left[taken] = False
@@ -181,6 +184,13 @@ def turned_down(left: pl.DataFrame, chosen: pl.DataFrame) -> pl.DataFrame:
         .then(pl.lit("score, the lowest one taken"))
         .otherwise(pl.lit("score, the lowest one taken; its family, its turn or a short replay")),
     )
+
+
+def _always(hopeful: pl.DataFrame, context: RunContext) -> IntArray:
+    """Return the rows of candidates that the caller wants replayed."""
+    if not context.always:
+        return np.zeros(0, np.int64)
+    return np.flatnonzero(hopeful["candidate_id"].is_in(context.always).to_numpy())
 
 
 def _take(scored: Scored, context: RunContext) -> IntArray:
@@ -261,7 +271,7 @@ def _twins(
     users = context.workload.users
     rate = users or busy_rate_per_s(context.requests, "p99") or 0.0
     held_s = np.ones(len(candidates)) if users else slow.e2e_s("mean")
-    expected = 2 * rate * held_s / candidates["replicas"].to_numpy()
+    expected = 2 * rate * held_s / candidates.select(num_engines()).to_series().to_numpy()
     free = candidates["max_num_seqs"].to_numpy() > expected
     others = [name for name in (*AXES, *context.options) if name != "max_num_seqs"]
     near = np.floor(np.log(np.maximum(worst, 1e-9)) / NEAR)

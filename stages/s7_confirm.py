@@ -12,7 +12,7 @@ import polars as pl
 
 from sieve.context import RunContext
 from sieve.export.vllm_serve import CHECKPOINT, serve_script
-from sieve.ranking.answer import winners
+from sieve.ranking.answer import MAX_TIED, winners
 from sieve.spec import is_path
 from sieve.stage import Stage, StageResult, no_rejections
 
@@ -22,7 +22,6 @@ STAGE: Final = Stage(
     purpose="engine command lines of the finalists",
     reasons={},
 )
-MAX_TIED: Final = 5
 
 
 def run(candidates: pl.DataFrame, context: RunContext) -> StageResult:
@@ -59,4 +58,9 @@ def _served_model(context: RunContext) -> str:
     if is_path(model, context.spec.base_dir):
         path = (context.spec.base_dir / model).resolve()
         return str(path.parent if path.is_file() else path)
-    return model if "/" in model else context.model.name
+    return served_name(model, context.model.name)
+
+
+def served_name(model: str, catalogue_name: str) -> str:
+    """Return the hub name of a model that was given by name, completed from the catalogue."""
+    return model if "/" in model else catalogue_name

@@ -15,10 +15,14 @@ from sieve.units import SECONDS_PER_HOUR
 SIMULATED: Final = 5
 """Number of the stage that replays."""
 
-_FAMILY: Final = ("gpu", "tp", "pp", "replicas")
 
 COINCIDE: Final = 0.01
 """Relative difference below which no benchmark can tell two predictions apart."""
+
+_FAMILY: Final = ("gpu", "tp", "pp", "data_parallel_size", "replicas")
+
+MAX_TIED: Final = 5
+"""Most candidates of the leader's tie group that are written down."""
 
 LONGEST: Final = 20
 """A benchmark takes at most this many times the requests of the run's own trace."""
@@ -138,7 +142,7 @@ def nearest_misses(
 ) -> list[dict[str, Any]]:
     """Return the candidates that came nearest, each with the limit it misses by most.
 
-    The nearest of each (GPU, TP, PP, replicas) family. Candidates that meet every limit in the
+    The nearest of each (GPU, TP, PP, DP, replicas) family. Candidates that meet every limit in the
     middle come first and are held to the limits at the pessimistic end; then simulated ones, by the
     worst ratio over all limits; then those that a stage threw out, by the ratio of the two numbers
     it compared. `at` says what was observed: `pessimistic_end`, `middle` or `bound`.

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from sieve.calibration.corrections import add_correction
 from sieve.cli.calibrate import calibrate as calibrate_command
 from sieve.cli.fit import fit as fit_command
-from sieve.errors import CatalogError, NotYetError, ResultError
-from sieve.fit import configure, fit
+from sieve.errors import CatalogError, ResultError
+from sieve.fit_of import configure, fit
 from sieve.memory.corrections import CorrectionKey, LogCorrection, read_corrections, release
 from sieve.units import GIB
 
@@ -91,6 +91,23 @@ def test_only_what_is_logged_by_default(tmp_path: Path) -> None:
     assert total == pytest.approx(-found["kv_bytes"]["difference"], abs=0.01 * GIB)
 
 
+@pytest.mark.parametrize("dealt", [True, False])
+def test_a_rank_that_shares_experts(tmp_path: Path, *, dealt: bool) -> None:
+    log = tmp_path / "ranks.log"
+    log.write_text(
+        "INFO vLLM API server version 0.19.0\n"
+        "INFO non-default args: {'model': 'Qwen/Qwen3-30B-A3B', 'data_parallel_size': 2, "
+        f"'enable_expert_parallel': {dealt}, 'max_model_len': 8192}}\n"
+        "INFO Model loading took 29.88 GiB memory and 8 seconds\n",
+        encoding="utf-8",
+    )
+    found = compared(log, "--gpu", "h100-sxm")
+    taken = found["configuration"]
+    assert (taken["data_parallel_size"], taken["ep"]) == ((2, 2) if dealt else (1, 1))
+    assert (abs(gib(found["weight_bytes"], "difference")) < 0.02) is dealt
+    assert any("sliced over data-parallel" in note for note in found["notes"]) is not dealt
+
+
 def test_a_start_up_that_failed(tmp_path: Path) -> None:
     log = tmp_path / "failed.log"
     log.write_text(
@@ -152,8 +169,7 @@ def test_what_is_missing_or_contradicts(
 def test_other_input_is_refused(tmp_path: Path) -> None:
     bench = tmp_path / "bench.json"
     bench.write_text('{"mean_ttft_ms": 30}', encoding="utf-8")
-    assert isinstance(run("calibrate", bench, "--gpu", "l4").exception, NotYetError)
-    assert isinstance(run("calibrate", V19, "--run", "x").exception, NotYetError)
+    assert isinstance(run("calibrate", bench, "--gpu", "l4").exception, ResultError)
     log = changed(tmp_path, V19, ("meta-llama/Llama-3.1-8B-Instruct", "/models/unknown-model"))
     assert isinstance(run("calibrate", log, "--gpu", "h100-sxm").exception, CatalogError)
 
