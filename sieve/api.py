@@ -212,7 +212,8 @@ def run(
         raise InvalidInput("--resume needs --out with the folder of the run to go on with")
     if audit and stop_after < 6:
         raise InvalidInput("--audit compares rankings: leave out --stop-after, or give 6 or 7")
-    fan_out = make_executor(executor, ray_address) if isinstance(executor, str) else executor
+    own = make_executor(executor, ray_address) if isinstance(executor, str) else None
+    fan_out = own if isinstance(executor, str) else executor
     resolved = spec if isinstance(spec, ResolvedSpec) else load_spec(spec, overrides=overrides)
     learned = None if calibration is None else read_calibration(Path(calibration))
     context, grid = prepare(
@@ -249,7 +250,7 @@ def run(
             num_candidates=grid.index.num_candidates,
         )
     try:
-        with fan_out if isinstance(executor, str) else nullcontext():
+        with own or nullcontext():
             if target is not None:
                 on_block = target.progress(on_block, stage=1)
             outcome = run_grid(

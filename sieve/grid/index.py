@@ -53,7 +53,7 @@ class GridIndex:
     def strides(self) -> dict[str, int]:
         """Distance in the index between two neighbouring values of each axis."""
         strides, step = {}, 1
-        for name in reversed(self.columns):
+        for name in reversed(list(self.columns)):
             strides[name] = step
             step *= len(self.columns[name])
         return strides
@@ -169,7 +169,7 @@ class GridIndex:
         inner = self.row_size
         place = np.arange(inner, dtype=np.int64)
         codes: dict[str, IntArray] = {}
-        for name in reversed(self.columns):
+        for name in reversed(list(self.columns)):
             count = len(self.columns[name])
             if name in self.together:
                 codes[name] = np.tile(place % count, last - first)
