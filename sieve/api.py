@@ -110,6 +110,8 @@ class RunResult:
                     }
                 elif name == "options":
                     row |= value
+                elif name == "classes":
+                    row |= {f"verdict_in_{k}": found["verdict"] for k, found in value.items()}
                 elif isinstance(value, dict):
                     row |= {f"{name}_{end}": value[end] for end in ("low", "mid", "high")}
                 else:
@@ -276,7 +278,7 @@ def prepare(
         grid = expand(spec, model, engine)
     with _located(spec, "traffic"):
         requests = load_traffic(spec.run.traffic, seed=spec.run.seed, base_dir=spec.base_dir)
-    if faults := traffic_faults(spec.slos, requests.output_tokens):
+    if faults := traffic_faults(spec.slos, requests):
         raise SpecError(spec.source, faults)
     if spec.run.kernel_tables is not None:
         with _located(spec, "kernel_tables"):
@@ -350,7 +352,7 @@ def _result(grid: Grid, context: RunContext, outcome: Outcome) -> RunResult:
         "assumptions": [asdict(a) for a in [*_assumptions(context), *_warnings(context, outcome)]],
         "stages": outcome.stages,
         "answer": answer_of(outcome, context),
-        "ranking": ranking_rows(outcome, context.options),
+        "ranking": ranking_rows(outcome, context.options, context.slos),
         "nearest_misses": misses_of(outcome, context),
         "levels": levels_of(outcome, context),
         "advice": _advice(context, outcome),

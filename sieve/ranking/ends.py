@@ -72,7 +72,10 @@ def resampled(replayed: Replayed, draws: noise.Draws) -> dict[str, FloatArray]:
                 out[name] = found[s] * (replayed.values[name] / middle[s])
             continue
         with np.errstate(divide="ignore"):
-            values = 1.0 / tpot if metric == USER_RATE else replayed.latencies[metric]
+            if metric.startswith(USER_RATE):
+                values = 1.0 / replayed.latencies[metric.replace(USER_RATE, "tpot")]
+            else:
+                values = replayed.latencies[metric]
         for s, sample in noise.statistics(draws, values, wanted).items():
             out[latency_column(metric, s)] = sample
     open_loop = requests.closed_loop_users is None and requests.arrival_s[-1] > 0
@@ -148,12 +151,13 @@ def _model_ends(replayed: Replayed, confidence: float) -> dict[str, tuple[float,
     ends: dict[str, tuple[float, float]] = {}
     for metric, statistic in replayed.statistics:
         name = latency_column(metric, statistic)
-        if metric == USER_RATE:
+        base = metric.partition("@")[0]
+        if base == USER_RATE:
             ends[name] = values[name] / high["tpot"], values[name] * low["tpot"]
         else:
-            ends[name] = values[name] / low[metric], values[name] * high[metric]
-    slow = {m: v * high[m] for m, v in replayed.latencies.items()}
-    fast = {m: v / low[m] for m, v in replayed.latencies.items()}
+            ends[name] = values[name] / low[base], values[name] * high[base]
+    slow = {m: v * high[m.partition("@")[0]] for m, v in replayed.latencies.items()}
+    fast = {m: v / low[m.partition("@")[0]] for m, v in replayed.latencies.items()}
     attained, good = zip(*(_shares(replayed, x) for x in (slow, fast)), strict=True)
     slower, faster = _rate_ends(replayed.requests, replayed.result, high["tpot"], low["tpot"])
     tokens, rate = values["output_tokens_per_s"], values["requests_per_s"]

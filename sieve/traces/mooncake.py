@@ -54,6 +54,7 @@ _SCHEMA: Final = {
     "input_length": pl.Int64(),
     "output_length": pl.Int64(),
     "hash_ids": pl.List(pl.Int64()),
+    "priority": pl.Int64(),
 }
 _LITERAL: Final = ("text_input", "messages", "payload")
 
@@ -87,6 +88,7 @@ def read(file: TraceFile, form: Form) -> Requests:
         prefix=_prefix(frame["hash_ids"], prompt, where, form),
         previous=previous if has_turns else None,
         delay_s=delay_s if has_turns else None,
+        priority=_priorities(frame["priority"], where),
     )
     if has_turns:
         notes.append(
@@ -204,6 +206,9 @@ def _check_record(record: dict[str, Any], where: str) -> None:
     session = record.get("session_id")
     if session is not None and not isinstance(session, str | int):
         raise TraceError(f"{where}: session_id is {json.dumps(session)[:40]}; expected text")
+    priority = record.get("priority")
+    if priority is not None and (type(priority) is not int or not -(2**63) <= priority < 2**63):
+        raise TraceError(f"{where}: priority is {json.dumps(priority)[:40]}; expected a number")
     ids = record.get("hash_ids")
     if ids is not None and not (
         isinstance(ids, list) and all(type(i) is int and -(2**63) <= i < 2**63 for i in ids)
@@ -220,6 +225,14 @@ def _counts(series: pl.Series, where: _Where, *, least: int) -> IntArray:
             f"{where(i)}: {series.name} is {values[i]}; expected {least} to {MAX_TOKENS:,} tokens"
         )
     return values
+
+
+def _priorities(series: pl.Series, where: _Where) -> IntArray | None:
+    """Return the priorities; None if no line has one."""
+    if series.is_null().all():
+        return None
+    _refuse(series.is_null().to_numpy(), where, "has no priority", "one on every line or on none")
+    return series.to_numpy().astype(np.int64)
 
 
 def _times(
@@ -344,6 +357,7 @@ def _in_order(requests: Requests, order: IntArray, notes: tuple[str, ...]) -> Re
         prefix=ranked.prefix,
         previous=ranked.previous,
         delay_s=ranked.delay_s,
+        priority=ranked.priority,
     )
 
 
@@ -361,5 +375,5 @@ def _take_turns(requests: Requests, order: IntArray) -> Requests:
     return Requests(
         requests.arrival_s, requests.input_tokens, requests.output_tokens,
         source=requests.source, sha256=requests.sha256, prefix=requests.prefix,
-        previous=previous, delay_s=requests.delay_s,
+        previous=previous, delay_s=requests.delay_s, priority=requests.priority,
     ).take(order)  # fmt: skip
