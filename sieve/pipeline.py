@@ -253,20 +253,22 @@ def levels_of(outcome: Outcome, context: RunContext) -> list[dict[str, Any]]:
             rows.append({"level": level, **dict.fromkeys(_LEVEL_KEYS)})
             continue
         best = s6_rank.in_order(frame, context).head(1)
-        used = {limit.text: _used(best, limit) for limit in limits}
-        nearest = max(used, key=lambda text: used[text], default=None)
-        row = best.row(0, named=True)
-        rows.append(
-            {
-                "level": level,
-                "candidate_id": row["candidate_id"],
-                "verdict": row["verdict"],
-                "nearest": nearest,
-                "used": None if nearest is None else used[nearest],
-                "binds": _what_binds(row),
-            }
-        )
+        rows.append({"level": level, **entry_of(best, limits)})
     return rows
+
+
+def entry_of(best: pl.DataFrame, limits: Sequence[Limit]) -> dict[str, Any]:
+    """Return one candidate's verdict at a load, what comes nearest to breaking, and what binds."""
+    used = {limit.text: _used(best, limit) for limit in limits}
+    nearest = max(used, key=lambda text: used[text], default=None)
+    row = best.row(0, named=True)
+    return {
+        "candidate_id": row["candidate_id"],
+        "verdict": row["verdict"],
+        "nearest": nearest,
+        "used": None if nearest is None else used[nearest],
+        "binds": _what_binds(row),
+    }
 
 
 _LEVEL_KEYS = ("candidate_id", "verdict", "nearest", "used", "binds")

@@ -100,7 +100,7 @@ def run(candidates: pl.DataFrame, context: RunContext) -> StageResult:
         return rows
 
     found = context.executor.map_ordered(simulate_job, shared, jobs, labels, on_done)
-    simulations = _with_money(
+    simulations = with_money(
         _simulation_frame(candidates, jobs.bare, found, shared), candidates, context
     )
     at_one = simulations.filter(pl.col("level") == 1.0).drop("level")
@@ -337,7 +337,7 @@ def _row_schema(shared: Shared) -> dict[str, pl.DataType]:
     return schema
 
 
-def _with_money(
+def with_money(
     simulations: pl.DataFrame, candidates: pl.DataFrame, context: RunContext
 ) -> pl.DataFrame:
     """Return the simulations with throughput per GPU and cost, each with low and high."""

@@ -21,6 +21,7 @@ from sieve.cli import (
     evaluate,
     explain,
     fit,
+    fleet,
     replay,
     run,
     schema,
@@ -61,6 +62,7 @@ app.command("eval")(evaluate.evaluate)
 app.command("fit")(fit.fit)
 app.command("check")(fit.check)
 app.command("calibrate")(calibrate.calibrate)
+app.add_typer(fleet.app)
 app.add_typer(slim.app)
 app.add_typer(tables.app)
 verify.app.command("memory")(verify_memory.memory)
