@@ -250,7 +250,7 @@ def levels_of(outcome: Outcome, context: RunContext) -> list[dict[str, Any]]:
         served = (at["status"] == "") & (at["queue_growth"] <= s5_simulate.MAX_GROWTH)
         frame = at.filter(served).join(facts, on="candidate_id", maintain_order="left")
         if frame.is_empty():
-            rows.append({"level": level, **dict.fromkeys(_LEVEL_KEYS)})
+            rows.append({"level": level, **dict.fromkeys(LEVEL_KEYS)})
             continue
         best = s6_rank.in_order(frame, context).head(1)
         rows.append({"level": level, **entry_of(best, limits)})
@@ -271,7 +271,7 @@ def entry_of(best: pl.DataFrame, limits: Sequence[Limit]) -> dict[str, Any]:
     }
 
 
-_LEVEL_KEYS = ("candidate_id", "verdict", "nearest", "used", "binds")
+LEVEL_KEYS = ("candidate_id", "verdict", "nearest", "used", "binds")
 _FULL = 0.95
 
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
-from sieve.api import prepare
 from sieve.context import RunContext
-from sieve.fleet.shapes import FINEST, Shape, shapes_of, traffic_at
-from sieve.parallel import LocalExecutor
-from sieve.pipeline import Outcome, entry_of, levels_of, run_stages
+from sieve.fleet.shapes import FINEST, Shape, prepared, shapes_of, traffic_at
+from sieve.perf.capacity import workload_of
+from sieve.pipeline import LEVEL_KEYS, entry_of, levels_of, run_stages
 from sieve.ranking.verdicts import limits_of
 from sieve.sim.metrics import queue_growth
 from sieve.spec import load_spec
@@ -25,7 +25,9 @@ def levels(
 ) -> dict[str, Any]:
     """Return the winner at each load level and the loads between them at which winners change.
 
-    Between two neighbouring levels with different winners the load is found by bisection over
+    The stages run for each level by themselves, so that a shortlist made for one load does not hide
+    what another needs (in `result.json` all levels share the shortlist of level 1.0). Between two
+    neighbouring levels with different winners the load is found by bisection over
     replays of the two. `change.limit` is the objective that is nearest to breaking, or broken, for
     the one that gives way just above that load, `used` its pessimistic end over the limit (above 1:
     missed), and `binds` what its engines ran out of: `kv_cache`, `max_num_seqs`,
@@ -43,24 +45,37 @@ def levels(
     Raises:
         SieveError: any fault of the input.
     """
-    resolved = load_spec(spec, overrides=overrides)
-    context, grid = prepare(resolved, LocalExecutor())
-    outcome = run_stages(grid.candidates, context)
-    found = levels_of(outcome, context)
-    known = [row for row in found if row["candidate_id"] is not None]
+    asked = load_spec(spec, overrides=overrides).run.traffic.levels
+    context, grid = prepared(spec, [*overrides, "traffic.levels=[1.0]"])
+    found, ranked = [], []
+    for level in sorted(asked):
+        requests = traffic_at(context, level)
+        here = replace(context, requests=requests, workload=workload_of(requests))
+        outcome = run_stages(grid.candidates, here)
+        rows = levels_of(outcome, here) or [dict.fromkeys(LEVEL_KEYS)]
+        found.append(rows[0] | {"level": level})
+        ranked.append(outcome.ranked)
+    known = [i for i, row in enumerate(found) if row["candidate_id"] is not None]
     changes = [
-        _change(before, after, outcome, context)
-        for before, after in pairwise(known)
-        if before["candidate_id"] != after["candidate_id"]
+        _change(found[i], found[j], [ranked[i], ranked[j]], context)
+        for i, j in pairwise(known)
+        if found[i]["candidate_id"] != found[j]["candidate_id"]
     ]
     return {"question": "levels", "levels": found, "changes": changes}
 
 
 def _change(
-    before: Mapping[str, Any], after: Mapping[str, Any], outcome: Outcome, context: RunContext
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+    ranked: Sequence[pl.DataFrame],
+    context: RunContext,
 ) -> dict[str, Any]:
     ids = [before["candidate_id"], after["candidate_id"]]
-    frame = outcome.ranked.filter(pl.col("candidate_id").is_in(ids))
+    rows = [
+        frame.filter(pl.col("candidate_id") == name)
+        for frame, name in zip(ranked, ids, strict=True)
+    ]
+    frame = pl.concat(rows, how="diagonal")
     shapes = shapes_of(frame, context)
     low, high = before["level"], after["level"]
     while high / low > 1 + FINEST:
