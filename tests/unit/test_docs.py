@@ -23,7 +23,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 COMMANDS = [
     line.removeprefix("$ ")
-    for page in (ROOT / "README.md", ROOT / "docs" / "replay.md")
+    for page in (ROOT / "README.md", ROOT / "docs" / "replay.md", ROOT / "docs" / "fleet.md")
     for text in blocks(page, "console")
     for line in text.splitlines()
     if line.startswith("$ sieve ")
@@ -49,7 +49,7 @@ def test_commands_of_the_documents_run(monkeypatch, tmp_path):
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     for line in COMMANDS:
         args = shlex.split(line)[1:]
-        if args[0] in {"run", "replay"}:
+        if args[0] in {"run", "replay", "fleet"}:
             args += ["--set", "traffic.requests=100"]
         done = CliRunner().invoke(app, args)
         assert done.exit_code in {0, 4, 5}, f"{line}: {done.output} {done.exception!r}"
