@@ -56,6 +56,8 @@ check: $(STAMP) ## check format, lint, types, layers and file sizes; changes not
 	@$(BIN)/mypy --no-error-summary
 	@echo "check: lint-imports"
 	@$(BIN)/lint-imports --no-logo
+	@echo "check: licences"
+	@$(BIN)/python .ci/licences.py --check
 	@echo "check: file sizes"
 	@$(BIN)/python .ci/check_file_sizes.py
 
@@ -81,7 +83,7 @@ lock: $(STAMP) ## resolve the dependencies anew into .ci/requirements.lock (need
 	echo "lock: resolving pyproject.toml with $$uv"; \
 	"$$uv" pip compile pyproject.toml --quiet --all-extras --universal --generate-hashes \
 	  --no-emit-index-url --no-header --python-version 3.11 -o $(LOCK)
-	@echo "lock: wrote $(LOCK); \`make setup\` installs it"
+	@echo "lock: wrote $(LOCK); \`make setup\` installs it, then run .ci/licences.py"
 
 clean: ## remove the environment, caches, builds and the demo's output
 	rm -rf $(VENV) $(DEMO) build dist .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis .benchmarks

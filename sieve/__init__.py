@@ -5,28 +5,39 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
-__version__ = "0.1.0"
-__all__ = ["SieveError", "__version__", "replay", "run"]
+from sieve.version import __version__
+
+__all__ = [
+    "SieveError", "__version__", "batch", "bound", "fit", "nightly", "replay", "run",
+]  # fmt: skip
 
 if TYPE_CHECKING:
     from sieve.api import run
     from sieve.detail import replay
     from sieve.errors import SieveError
+    from sieve.jobs.batch import batch
+    from sieve.jobs.nightly import nightly
+    from sieve.single import bound, fit
+
+_HOMES: Final = {
+    "SieveError": "sieve.errors",
+    "batch": "sieve.jobs.batch",
+    "bound": "sieve.single",
+    "fit": "sieve.single",
+    "nightly": "sieve.jobs.nightly",
+    "replay": "sieve.detail",
+    "run": "sieve.api",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "run":
-        from sieve.api import run
-
-        return run
-    if name == "replay":
-        from sieve.detail import replay
-
-        return replay
-    if name == "SieveError":
-        from sieve.errors import SieveError
-
-        return SieveError
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'sieve' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

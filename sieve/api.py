@@ -13,23 +13,26 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from sieve import __version__
 from sieve.advice import advise
+from sieve.arrays import Requests
+from sieve.assumptions import stated
 from sieve.audit import audit as audit_of
+from sieve.calibration.serving import Calibration
+from sieve.calibration.serving_file import read_calibration
 from sieve.catalog.architecture import ModelArchitecture
 from sieve.catalog.engines import load_engine
-from sieve.catalog.matrices import layer_plans
 from sieve.catalog.models import inline_model, load_model
 from sieve.checkpoint import Ledger
-from sieve.context import Assumption, RunContext
+from sieve.context import Executor, RunContext
 from sieve.errors import CatalogError, InvalidInput, SpecError, TableError, TraceError
 from sieve.grid import PRECISIONS, Grid, expand, require_prices
-from sieve.inputs import inputs_of
+from sieve.inputs import inputs_of, serving_of
+from sieve.memory.corrections import release
 from sieve.parallel import LocalExecutor, make_executor
 from sieve.perf.cache import StepTables
 from sieve.perf.capacity import workload_of
 from sieve.perf.front_end import chat_latency_s, request_work_s
-from sieve.perf.table_folder import used_tables, with_tables
+from sieve.perf.table_folder import with_tables
 from sieve.pipeline import (
     EXIT_CODES,
     Outcome,
@@ -42,27 +45,30 @@ from sieve.pipeline import (
     run_stages,
 )
 from sieve.ranking.objective import metrics_of, needs_price
+from sieve.report.answer import answer_sentence
 from sieve.report.html import render_report
+from sieve.report.notebook import notebook_view
 from sieve.results import (
     CHECKPOINT,
     REPLAYS,
     SCHEMA_VERSION,
+    TRAFFIC,
     RunFolder,
     clean,
     default_folder,
     to_json,
 )
+from sieve.reuse import Reuse
 from sieve.sim.routing import check_routing
 from sieve.spec import ResolvedSpec, is_path, load_spec, path_label
 from sieve.spec.slo_traffic import traffic_faults
-from sieve.traces import load_traffic
+from sieve.timeline import timeline_of
+from sieve.traces import load_traffic, stored
 from sieve.units import GB
+from sieve.version import __version__
 from stages import STAGES
 
 __all__ = ["RunResult", "compiles_first", "default_folder", "dry_run", "prepare", "run"]
-
-SHORT_TRACE = 5
-"""A trace shorter than this many slow answers says little about steady throughput."""
 
 
 @dataclass(eq=False)
@@ -74,6 +80,8 @@ class RunResult:
         candidates: one row per candidate of the grid, with the stage that rejected it.
         simulations: one row per replayed candidate and load level.
         files: further text files by path below the run folder.
+        requests: the traffic at level 1.0, kept in the folder for `sieve plan`.
+        timeline: the leader's queue, batch and cache over time; empty where nothing was ranked.
         exhaustive: what a replay of every survivor would take on this machine, an estimate:
             `num_candidates`, `num_replays`, `estimated_s`; empty if stage 4 did not run.
         folder: where it was written, None if it was not.
@@ -83,7 +91,9 @@ class RunResult:
     candidates: pl.DataFrame
     simulations: pl.DataFrame
     files: dict[str, str] = field(default_factory=dict)
+    requests: Requests | None = None
     exhaustive: dict[str, Any] = field(default_factory=dict)
+    timeline: pl.DataFrame = field(default_factory=pl.DataFrame)
     folder: Path | None = None
 
     @property
@@ -134,29 +144,41 @@ class RunResult:
     def _write(self, target: RunFolder) -> None:
         target.write_frame("candidates.parquet", self.candidates)
         target.write_frame("simulations.parquet", self.simulations)
+        if self.requests is not None:
+            target.write_frame(TRAFFIC, stored.to_frame(self.requests))
         for name, text in self.files.items():
             target.write_text(name, text)
-        target.write_text(
-            "report.html", render_report(self.data, self.candidates, self.simulations)
-        )
+        target.write_frame("timeline.parquet", self.timeline)
+        target.write_text("report.html", self.report())
         target.write_text("result.json", to_json(self.data))
         self.folder = target.path
 
+    def report(self) -> str:
+        """Return the report as one HTML page that needs nothing else."""
+        return render_report(
+            self.data, self.candidates, self.simulations, self.timeline, self.files
+        )
+
     def _repr_html_(self) -> str:
-        return self.ranking._repr_html_()
+        return notebook_view(self.data)
+
+    def __repr__(self) -> str:
+        return f"RunResult({answer_sentence(self.data)})"
 
 
 def run(
-    spec: str | Path | Mapping[str, Any],
+    spec: str | Path | Mapping[str, Any] | ResolvedSpec,
     *,
     out: str | Path | Callable[[str], Path] | None = None,
     overrides: Sequence[str] = (),
     stop_after: int = len(STAGES),
-    executor: str = "auto",
+    executor: str | Executor = "auto",
     ray_address: str | None = None,
     exhaustive: bool = False,
     audit: bool = False,
     resume: bool = False,
+    calibration: str | Path | None = None,
+    reuse: Reuse | None = None,
     on_stage: Callable[[Mapping[str, Any]], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> RunResult:
@@ -168,11 +190,13 @@ def run(
             `default_folder`; nothing is written when None.
         overrides: `dotted.key=value` texts.
         stop_after: number of the last stage to run.
-        executor: `auto`, `local` or `ray`.
+        executor: `auto`, `local` or `ray`, or an executor.
         ray_address: address of a Ray cluster.
         exhaustive: replay every candidate that survives to stage 4.
         audit: also replay every survivor, and say what the shortlist missed.
         resume: take finished replays from `out`, where an earlier run left them.
+        calibration: file of `sieve calibrate`; predictions are corrected by its measured points.
+        reuse: what earlier runs of this process made; changes no result.
         on_stage: called with each stage's record.
         progress: called with (done, total) replays.
 
@@ -186,16 +210,26 @@ def run(
         raise InvalidInput("--resume needs --out with the folder of the run to go on with")
     if audit and stop_after < 6:
         raise InvalidInput("--audit compares rankings: leave out --stop-after, or give 6 or 7")
-    fan_out = make_executor(executor, ray_address)
-    resolved = load_spec(spec, overrides=overrides)
-    context, grid = prepare(resolved, fan_out, exhaustive=exhaustive, progress=progress)
+    fan_out = make_executor(executor, ray_address) if isinstance(executor, str) else executor
+    resolved = spec if isinstance(spec, ResolvedSpec) else load_spec(spec, overrides=overrides)
+    learned = None if calibration is None else read_calibration(Path(calibration))
+    context, grid = prepare(
+        resolved,
+        fan_out,
+        exhaustive=exhaustive,
+        progress=progress,
+        calibration=learned,
+        reuse=reuse,
+    )
     if callable(out):
         out = out(resolved.run.name)
     target = RunFolder(Path(out), resume=resume) if out is not None else None
     if target is not None:
         context = replace(
             context,
-            ledger=Ledger(target.path / CHECKPOINT / REPLAYS),
+            ledger=Ledger(
+                target.path / CHECKPOINT / REPLAYS, None if reuse is None else reuse.replays
+            ),
             progress=target.progress(progress),
         )
 
@@ -209,11 +243,11 @@ def run(
         target.event("start", name=resolved.run.name, num_candidates=len(grid.candidates))
     try:
         outcome = run_stages(grid.candidates, context, stop_after=stop_after, on_stage=note)
-        result = _result(grid, context, outcome)
+        result = result_of(grid, context, outcome)
         if audit:
             result.data["audit"] = clean(audit_of(grid.candidates, context, outcome))
         if stop_after >= 4:
-            workers = fan_out.workers or os.cpu_count() or 1
+            workers = getattr(fan_out, "workers", None) or os.cpu_count() or 1
             result.exhaustive = exhaustive_cost(outcome, context).to_json(workers)
         result.data["elapsed_s"] = time.perf_counter() - started
         if target is not None:
@@ -267,6 +301,8 @@ def prepare(
     *,
     exhaustive: bool = False,
     progress: Callable[[int, int], None] | None = None,
+    calibration: Calibration | None = None,
+    reuse: Reuse | None = None,
 ) -> tuple[RunContext, Grid]:
     """Return the context and the candidates of a resolved spec; all look-ups happen here."""
     objective = metrics_of(spec.run.rank.objective, spec.source)
@@ -274,10 +310,16 @@ def prepare(
         model = _model_of(spec)
     with _located(spec, "engine"):
         engine = load_engine(spec.engine)
+    if calibration is not None and engine.name == "reference":
+        raise InvalidInput(
+            "--calibration corrects predictions of a real engine; the plain rules of "
+            "`engine: reference` stay as they are: leave one of the two out"
+        )
     with _located(spec, "fleet.gpus"):
         grid = expand(spec, model, engine)
     with _located(spec, "traffic"):
-        requests = load_traffic(spec.run.traffic, seed=spec.run.seed, base_dir=spec.base_dir)
+        load = load_traffic if reuse is None else reuse.traffic
+        requests = load(spec.run.traffic, seed=spec.run.seed, base_dir=spec.base_dir)
     if faults := traffic_faults(spec.slos, requests):
         raise SpecError(spec.source, faults)
     if spec.run.kernel_tables is not None:
@@ -303,6 +345,7 @@ def prepare(
         nodes_per_replica=spec.fleet.nodes_per_replica or 1,
         tp_across_nodes=bool(spec.fleet.tp_across_nodes),
         scale_out_bytes_per_s=(spec.fleet.scale_out_gbs_unidirectional or 0.0) * GB,
+        store=None if reuse is None else reuse.tables,
     )
     context = RunContext(
         spec=spec,
@@ -317,6 +360,7 @@ def prepare(
         options=grid.options,
         exhaustive=exhaustive,
         progress=progress,
+        calibration=calibration,
     )
     return context, grid
 
@@ -343,13 +387,17 @@ def _largest(frame: pl.DataFrame, column: str) -> int:
     return int(np.max(frame[column].to_numpy()))
 
 
-def _result(grid: Grid, context: RunContext, outcome: Outcome) -> RunResult:
+def result_of(grid: Grid, context: RunContext, outcome: Outcome) -> RunResult:
+    """Return the result of a grid's stages."""
     data = {
         "schema_version": SCHEMA_VERSION,
         "sieve_version": __version__,
         "spec": context.spec.to_json(),
+        "model": {"name": context.model.name, "architecture": context.model.architecture},
+        "engine": {"name": context.engine.name, "release": release(context.engine.version)},
         "inputs": inputs_of(context),
-        "assumptions": [asdict(a) for a in [*_assumptions(context), *_warnings(context, outcome)]],
+        "serving": serving_of(context),
+        "assumptions": [asdict(a) for a in stated(context, outcome)],
         "stages": outcome.stages,
         "answer": answer_of(outcome, context),
         "ranking": ranking_rows(outcome, context.options, context.slos),
@@ -365,6 +413,8 @@ def _result(grid: Grid, context: RunContext, outcome: Outcome) -> RunResult:
         candidates=candidates_table(grid.candidates, outcome),
         simulations=simulations if simulations is not None else pl.DataFrame(),
         files=dict(outcome.files),
+        requests=context.requests,
+        timeline=timeline_of(outcome, context),
     )
 
 
@@ -403,79 +453,3 @@ def _advice(context: RunContext, outcome: Outcome) -> list[dict[str, str]]:
         **{f"{m}_s": slo.limit if slo else None for m, slo in tightest.items()},
     )
     return [{"topic": a.topic, "text": a.text, "kind": a.kind} for a in found]
-
-
-def _assumptions(context: RunContext) -> list[Assumption]:
-    out = [Assumption("traffic", note) for note in context.requests.notes]
-    out += [Assumption(f"model {context.model.name}", text) for text in context.model.assumed]
-    if not context.model.verified:
-        source = context.model.source
-        out.append(Assumption(f"model {context.model.name}", "facts not verified", source))
-    for name, gpu in context.gpus.items():
-        out += [Assumption(f"GPU {name}", text) for text in gpu.assumed]
-        if tables := used_tables(gpu):
-            out.append(Assumption(f"GPU {name}", tables))
-        if gpu.price_note:
-            price = f"{gpu.usd_per_gpu_hour:g} USD per GPU-hour: {gpu.price_note}"
-            out.append(Assumption(f"GPU {name}", price))
-    out += [Assumption(f"engine {context.engine.requested}", text) for text in context.engine.notes]
-    out += [Assumption("step time", text) for text in context.tables.notes()]
-    outside_s = context.requests.front_end_s
-    if outside_s is not None:
-        words = f"{outside_s.mean() * 1e3:.0f} ms a request outside the engine (HTTP, tokenising, "
-        words += "the chat endpoint) are part of TTFT and E2E"
-        out.append(Assumption("latency", words))
-    out += [Assumption("replay", text) for text in _replay_notes(context)]
-    out.append(
-        Assumption(
-            "intervals",
-            "uncalibrated defaults: the spread of public closed-loop measurements around the "
-            "predictions, by metric and evidence class; one-sided "
-            f"confidence {context.spec.run.rank.confidence:g}; with the noise of a finite trace "
-            "from 500 resamples in blocks of consecutive requests",
-        )
-    )
-    if context.spec.run.batch_sizing == "slim":
-        text = "the saturation line of the batch advisor is laid through this tool's own step times"
-        out.append(Assumption("batch sizing", text))
-    charged = context.spec.run.load_bytes
-    out.append(Assumption("memory", f"stage 2 charges weights at their {charged} bytes"))
-    offered = context.workload.offered_tokens_per_s
-    if offered is not None:
-        text = f"the traffic asks for {offered:,.0f} output tokens/s at level 1.0"
-        limits = [s.limit for s in context.slos.limits if s.metric == "output_tokens_per_s"]
-        if limits and offered < max(limits):
-            text += f", so no deployment can reach the objective of {max(limits):,.0f}"
-        out.append(Assumption("traffic", text))
-    return out
-
-
-def _replay_notes(context: RunContext) -> list[str]:
-    """Return what the replay leaves out for this model and traffic."""
-    kinds = {plan.kind.kind for plan in layer_plans(context.model) if plan.kind is not None}
-    notes = []
-    if "state" in kinds or "compressed" in kinds:
-        notes.append("prefix caching is not replayed for layers with recurrent or compressed state")
-    if "chunk" in kinds:
-        notes.append("chunked attention holds its cache as a window of the chunk's length")
-    if context.requests.previous is not None and context.requests.prefix is None:
-        notes.append("turns of a session share no prefix: the trace does not say what they repeat")
-    return [] if context.is_reference else notes
-
-
-def _warnings(context: RunContext, outcome: Outcome) -> list[Assumption]:
-    """Return what makes the figures of this run weaker than they look."""
-    span = context.workload.span_s
-    if int(context.requests.output_tokens.max()) == 1:
-        text = "every answer has one token, so there is no TPOT and a limit on it never holds"
-        return [Assumption("traffic", text)]
-    if not outcome.is_complete or outcome.ranked.is_empty() or context.workload.users is not None:
-        return []
-    longest = outcome.ranked["e2e_p99_s"][0]
-    if span > 0 and longest is not None and longest > span / SHORT_TRACE:
-        text = (
-            f"the trace lasts {span:,.0f} s and the leader's slow answers {longest:,.0f} s: "
-            "throughput and cost are set by the drain at its end; take more requests"
-        )
-        return [Assumption("traffic", text)]
-    return []

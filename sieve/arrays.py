@@ -94,6 +94,11 @@ class Requests:
             they add to TTFT and E2E. None: nothing is added.
         priority: (n,) the smaller is the more urgent; None: the traffic does not say. Classes and
             pools are told apart by it; engines replay first come, first served.
+        session: (n,) number of the conversation that a request belongs to, -1 for none; None: the
+            source knows no sessions.
+        line: (n,) line or row of the source file that a request was read from.
+        num_failed: requests of the source without an answer; they are left out.
+        source_format: format of the source file; empty for what is drawn.
     """
 
     arrival_s: FloatArray
@@ -108,6 +113,10 @@ class Requests:
     delay_s: FloatArray | None = None
     front_end_s: FloatArray | None = None
     priority: IntArray | None = None
+    session: IntArray | None = None
+    line: IntArray | None = None
+    num_failed: int = 0
+    source_format: str = ""
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -132,6 +141,8 @@ class Requests:
             delay_s=None if self.delay_s is None else self.delay_s[rows],
             front_end_s=None if self.front_end_s is None else self.front_end_s[rows],
             priority=None if self.priority is None else self.priority[rows],
+            session=None if self.session is None else self.session[rows],
+            line=None if self.line is None else self.line[rows],
         )
 
     @property
@@ -169,6 +180,28 @@ class RooflineCost:
 
 
 @dataclass(frozen=True, eq=False)
+class LockStep:
+    """What a step of one data-parallel rank shares with those of the other ranks of its group.
+
+    With every token count within the captured sizes all ranks run the size of the largest; else
+    each runs its own. A rank without work runs one token.
+
+    Attributes:
+        ranks: data parallel size, at least 2.
+        local_s: (n,) work on a rank's own tokens, by the tokens that it runs; entry 0 is 0.
+        shared_s: (ranks * (n - 1) + 1,) experts and their exchange, by the tokens of all ranks.
+        graph_size: (g + 1,) int64, the captured size that holds a number of tokens, up to g.
+        launch_s: least time of a step with prompt tokens without attention, head and host.
+    """
+
+    ranks: int
+    local_s: FloatArray
+    shared_s: FloatArray
+    graph_size: IntArray
+    launch_s: float
+
+
+@dataclass(frozen=True, eq=False)
 class StepTable:
     """The time of one iteration of one replica, as arrays, for all its pipeline stages together.
 
@@ -199,6 +232,8 @@ class StepTable:
         pp_transfer_s: time of one send between stages.
         roofline: when given, max(memory, compute) takes the place of all attention terms and of
             the GEMM part; `token_s` and `decode_token_s` then hold collectives only.
+        lock_step: when given, the table is that of one of several data-parallel ranks; token-wise
+            work is then that of a step in which all ranks have equally many tokens.
         component_evidence: {component of COMPONENTS: {evidence class: share}}, shares sum to 1.
         notes: assumptions made while building, for the report.
     """
@@ -217,6 +252,7 @@ class StepTable:
     pp: int = 1
     pp_transfer_s: float = 0.0
     roofline: RooflineCost | None = None
+    lock_step: LockStep | None = None
     component_evidence: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -292,6 +328,7 @@ class SimResult:
         gaps: (GAP_BINS,) gaps between tokens, counted in the log-spaced bins of the kernel.
         samples: (k, 4) a thinned series of the first replica: seconds, requests running, requests
             waiting, KV blocks in use.
+        num_idle_steps: steps that data-parallel ranks without work ran along with the others.
         steps: every iteration, the columns of `sieve.sim.steps.COLUMNS`; None if not asked for.
     """
 
@@ -314,3 +351,4 @@ class SimResult:
     gaps: IntArray
     samples: FloatArray
     steps: IntArray | None = None
+    num_idle_steps: int = 0

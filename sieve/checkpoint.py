@@ -13,12 +13,24 @@ import os
 import threading
 from pathlib import Path
 from types import TracebackType
-from typing import Final
+from typing import Final, Protocol
 
 from sieve.errors import ResultError
 
 _KEY_LENGTH: Final = 64
 _SUM_LENGTH: Final = 16
+
+
+class Replays(Protocol):
+    """Replays of other runs."""
+
+    def get(self, key: str) -> bytes | None:
+        """Return what was put under a key, or None."""
+        ...
+
+    def put(self, key: str, data: bytes, num_bytes: int) -> None:
+        """Keep data under a key."""
+        ...
 
 
 class Ledger:
@@ -29,14 +41,20 @@ class Ledger:
         num_reused: replays that were found in it since.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, others: Replays | None = None) -> None:
         """Open or create the ledger, and index what is sound.
+
+        Args:
+            path: the file.
+            others: replays of other runs in memory, looked at where the file has none.
 
         Raises:
             ResultError: it cannot be written.
         """
+        self.others = others
         self.num_damaged = 0
         self.num_reused = 0
+        self._path = path
         self._lock = threading.Lock()
         self._places: dict[str, tuple[int, int]] = {}
         try:
@@ -72,7 +90,7 @@ class Ledger:
         """Return the data stored under `key`, None if there is none that is sound."""
         place = self._places.get(key)
         if place is None:
-            return None
+            return None if self.others is None else self.others.get(key)
         entry = _read(os.pread(self._file, place[1], place[0]))
         if entry is None or entry[0] != key:
             return None
@@ -80,13 +98,25 @@ class Ledger:
         return entry[1]
 
     def put(self, key: str, data: bytes) -> None:
-        """Append one entry; it survives the end of this process from here on."""
+        """Append one entry; it survives the end of this process from here on.
+
+        Raises:
+            ResultError: it cannot be written, for example because the disk is full.
+        """
         text = base64.b64encode(data)
+        if self.others is not None:
+            self.others.put(key, data, len(data))
         line = b" ".join((key.encode(), _checksum(key.encode(), text), text)) + b"\n"
         with self._lock:
             self._places[key] = (self._end, len(line))
             while line:
-                line = line[os.write(self._file, line) :]
+                try:
+                    line = line[os.write(self._file, line) :]
+                except OSError as error:
+                    raise ResultError(
+                        f"{self._path}: cannot be written: {error.strerror}; make room, then go on "
+                        "with --resume"
+                    ) from None
             self._end += self._places[key][1]
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sieve.arrays import Requests
+from sieve.calibration.serving import Calibration
 from sieve.catalog.architecture import EngineProfile, Gpu, ModelArchitecture
 from sieve.checkpoint import Ledger
 from sieve.perf.cache import StepTables
@@ -56,7 +57,9 @@ class RunContext:
         executor: fan-out of stage 5.
         options: option axes that appear in the candidate id.
         exhaustive: replay every survivor.
+        always: candidate ids that stage 4 takes beside its own choice.
         progress: called with (done, total) while stage 5 runs.
+        calibration: corrections and intervals from measured points; None: defaults.
         ledger: finished replays are taken from it and put into it; None: nothing is kept.
     """
 
@@ -71,8 +74,10 @@ class RunContext:
     executor: Executor
     options: tuple[str, ...] = ()
     exhaustive: bool = False
+    always: tuple[str, ...] = ()
     progress: Callable[[int, int], None] | None = None
     ledger: Ledger | None = None
+    calibration: Calibration | None = None
 
     @property
     def is_reference(self) -> bool:

@@ -14,6 +14,7 @@ import polars as pl
 
 from sieve.api import prepare
 from sieve.arrays import COMPONENTS, Requests, SimResult, StepTable
+from sieve.calibration.serving import Calibration
 from sieve.catalog.names import nearest_names
 from sieve.context import RunContext
 from sieve.errors import InvalidInput, ResultError
@@ -70,6 +71,7 @@ def replay(
     window_s: float = WINDOW_S,
     record_steps: bool = False,
     compare: bool = False,
+    calibration: Calibration | None = None,
 ) -> ReplayReport:
     """Return the replay of one candidate of a spec's grid.
 
@@ -84,6 +86,7 @@ def replay(
         window_s: of the series.
         record_steps: keep every iteration.
         compare: also replay the other disciplines, and static batching.
+        calibration: corrects the metrics; the tables by request, window and iteration stay raw.
 
     Raises:
         SieveError: any fault of the input, a candidate that is not in the grid, or one that cannot
@@ -96,7 +99,7 @@ def replay(
     if max_wait_s is not None and not 1e-9 <= max_wait_s <= MAX_WAIT_S:
         raise InvalidInput(f"the longest wait is {max_wait_s!r} s; expected 1e-9 to {MAX_WAIT_S:g}")
     resolved = load_spec(spec, overrides=overrides)
-    context, grid = prepare(resolved, LocalExecutor())
+    context, grid = prepare(resolved, LocalExecutor(), calibration=calibration)
     frame = sized(choose(grid.candidates, candidate), context)
     row = frame.row(0, named=True)
     requests = at_level(context.requests, level)
@@ -105,6 +108,12 @@ def replay(
     settings = replace(
         s5_simulate.settings_of(row, context), discipline=discipline, max_wait_s=max_wait_s
     )
+    if table.lock_step is not None and (record_steps or compare or discipline != "fcfs"):
+        raise InvalidInput(
+            f"{row['candidate_id']} has data-parallel ranks: they are replayed first come, first "
+            "served, and their iterations are not recorded; leave out --steps, --discipline and "
+            "--compare"
+        )
     if record_steps:
         _check_steps(requests, table, settings, row["replicas"], shared)
     result = simulate(
@@ -116,7 +125,8 @@ def replay(
     wide = replace(
         shared, statistics=tuple(dict.fromkeys([*shared.statistics, *extra])), compared=()
     )
-    facts = s5_simulate.row_of(counted, table, settings, kept, wide)
+    local = shared.local.get(tuple(row[name] for name in (*FAMILY, "replicas")))
+    facts = s5_simulate.row_of(counted, table, settings, kept, wide, local)
     facts["status"] = facts["status"] or _growth(requests, result)
     windows = windows_table(requests, result, shared.limits, window_s, shared.classes)
     prompt = int(counted.input_tokens.sum())
@@ -127,7 +137,7 @@ def replay(
         "traffic": {"source": requests.source, "num_requests": len(requests)},
         "num_counted": len(counted),
         "warm_up_s": warm_up_s,
-        "engine": _engine_facts(settings, row),
+        "engine": _engine_facts(settings, row, result),
         "metrics": facts | {"cached_share": float(kept.cached_tokens.sum()) / prompt},
         "components_s": dict(zip(COMPONENTS, result.component_s.tolist(), strict=True)),
         "windows": windows.to_dicts(),
@@ -149,9 +159,14 @@ def _growth(requests: Requests, result: SimResult) -> str:
     return "queue_grows_without_bound" if growing else ""
 
 
-def _engine_facts(settings: ReplaySettings, row: Mapping[str, Any]) -> dict[str, Any]:
+def _engine_facts(
+    settings: ReplaySettings, row: Mapping[str, Any], result: SimResult
+) -> dict[str, Any]:
+    ranks = row["data_parallel_size"]
+    shared = {"data_parallel_size": ranks, "num_idle_steps": result.num_idle_steps}
     return {
         "replicas": row["replicas"],
+        **(shared if ranks > 1 else {}),
         "max_num_seqs": settings.max_num_seqs,
         "max_num_batched_tokens": settings.max_num_batched_tokens,
         "num_gpu_blocks": settings.num_gpu_blocks,

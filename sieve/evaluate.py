@@ -44,6 +44,8 @@ def evaluate(function: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """
     if function not in FUNCTIONS:
         raise InvalidInput(unknown_function(function))
+    if not isinstance(inputs, Mapping):
+        raise InvalidInput(f"inputs: found {type(inputs).__name__}; expected an object with keys")
     outputs: dict[str, Any] = _plain(FUNCTIONS[function](inputs), function)
     return outputs
 

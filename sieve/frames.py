@@ -51,6 +51,7 @@ AXES: Final = (
 OPTIONS: Final = {
     "async_scheduling": "bool",
     "block_size": "int",
+    "data_parallel_size": "int",
     "decode_context_parallel_size": "int",
     "enable_chunked_prefill": "bool",
     "enable_prefix_caching": "bool",
@@ -69,8 +70,9 @@ COLUMNS: Final = (
     Column("replicas", _I, "", 0, "independent engines behind the router"),
     Column("weight_dtype", _S, "", 0, "precision of the weights"),
     Column("kv_cache_dtype", _S, "", 0, "precision of the KV cache, engine spelling"),
-    Column("max_num_seqs", _I, "", 0, "most requests in one iteration"),
+    Column("max_num_seqs", _I, "", 0, "most requests in one iteration of an engine"),
     Column("max_num_batched_tokens", _I, "tokens", 0, "token budget of one iteration"),
+    Column("data_parallel_size", _I, "", 0, "engines of a replica that share its experts"),
     Column(
         "decode_context_parallel_size", _I, "", 0, "ranks that share out the tokens of a sequence"
     ),
@@ -89,7 +91,7 @@ COLUMNS: Final = (
         0,
         "most tokens of one prompt in an iteration, 0: no such limit",
     ),
-    Column("num_gpus", _I, "", 0, "tp x pp x replicas"),
+    Column("num_gpus", _I, "", 0, "tp x pp x data_parallel_size x replicas"),
     Column("weight_bytes_per_param", _F, "bytes", 0, "resident bytes of one weight"),
     Column("load_bytes_per_param", _F, "bytes", 0, "peak bytes of one weight while loading"),
     Column("kv_bytes_per_element", _F, "bytes", 0, "bytes of one cached number"),
@@ -98,9 +100,9 @@ COLUMNS: Final = (
     Column("kv_bytes_per_gpu", _F, "bytes", 2, "what is left for the KV cache"),
     Column("kv_block_bytes_per_gpu", _F, "bytes", 2, "one KV block on one rank"),
     Column("num_gpu_blocks", _I, "", 2, "KV blocks a request can use"),
-    Column("kv_tokens", _I, "tokens", 2, "tokens of KV cache of one replica"),
+    Column("kv_tokens", _I, "tokens", 2, "tokens of KV cache of one engine"),
     Column("blocks_per_request", _I, "", 2, "KV blocks that a mean request holds when it ends"),
-    Column("batch", _I, "", 3, "largest batch before the binding limit"),
+    Column("batch", _I, "", 3, "largest batch of an engine before the binding limit"),
     Column("batch_limit", _S, "", 3, "what binds the batch: pages, tpot, max_num_seqs or slim"),
     Column("score", _F, "", 4, "shortlist score, larger is better"),
     Column("bound_output_tokens_per_s", _F, "tokens/s", 4, "optimistic capacity of all replicas"),
@@ -126,6 +128,21 @@ def engine_option(row: Mapping[str, Any], name: str) -> Any:
     if name == "block_size":
         return row[name] // row.get("decode_context_parallel_size", 1)
     return row[name]
+
+
+def gpus_per_replica(row: Mapping[str, Any]) -> int:
+    """Return the GPUs of one replica of a candidate: of all its data-parallel ranks."""
+    return int(row["tp"] * row["pp"] * row.get("data_parallel_size", 1))
+
+
+def num_engines() -> pl.Expr:
+    """Return the engines of a candidate, each with a scheduler: replicas x data-parallel ranks."""
+    return pl.col("replicas") * pl.col("data_parallel_size")
+
+
+def num_gpus() -> pl.Expr:
+    """Return the GPUs of a candidate."""
+    return (pl.col("tp") * pl.col("pp") * num_engines()).alias("num_gpus")
 
 
 def columns_after(stage: int) -> list[str]:

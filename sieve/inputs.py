@@ -1,4 +1,4 @@
-"""What a run has read, each with its checksum: `inputs` of `result.json`."""
+"""What a run has read and what starts its engines: `inputs` and `serving` of `result.json`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from sieve.errors import TableError
 from sieve.perf.kernel_table import system_folder
 from sieve.perf.table_folder import label
 from sieve.results import clean
+from sieve.spec import is_path
+from sieve.traces import stored
+from stages.s7_confirm import served_name
 
 
 def _digest(facts: Any) -> str:
@@ -21,7 +24,7 @@ def _digest(facts: Any) -> str:
 
 
 def inputs_of(context: RunContext) -> list[dict[str, str]]:
-    """Return name and checksum of traffic, model, engine, GPUs and kernel tables."""
+    """Return name and checksum of traffic, model, engine, GPUs, kernel tables, calibration."""
     facts: list[tuple[str, ModelArchitecture | EngineProfile | Gpu]] = [
         (f"model:{context.model.name}", context.model),
         (f"engine:{context.engine.name}", context.engine),
@@ -43,7 +46,10 @@ def inputs_of(context: RunContext) -> list[dict[str, str]]:
         }
         for name in systems
     ]
-    return [traffic, *rows, *tables]
+    calibration = []
+    if context.calibration is not None:
+        calibration = [{"name": "calibration", "sha256": context.calibration.sha256}]
+    return [traffic, *rows, *tables, *calibration]
 
 
 def _provenance(system: str) -> bytes:
@@ -51,3 +57,32 @@ def _provenance(system: str) -> bytes:
     if folder is None:
         raise TableError(f"the kernel tables of {system} are missing from this installation")
     return (folder / "provenance.yaml").read_bytes()
+
+
+def serving_of(context: RunContext) -> dict[str, Any]:
+    """Return what a plan needs to start the engines and to replay the traffic.
+
+    `model` is null where the run was given a path or facts: the user names a checkpoint then.
+    """
+    named = context.spec.model
+    model = None
+    if isinstance(named, str) and not is_path(named, context.spec.base_dir):
+        model = served_name(named, context.model.name)
+    prefix = context.requests.prefix
+    return {
+        "model": model,
+        "checkpoint_dtype": context.model.checkpoint_dtype,
+        "engine": context.engine.name,
+        "engine_version": _version_of(context),
+        "traffic": {
+            "sha256": stored.digest(context.requests),
+            "num_requests": len(context.requests),
+            "users": context.requests.closed_loop_users,
+            "block_tokens": None if prefix is None else prefix.block_tokens,
+        },
+    }
+
+
+def _version_of(context: RunContext) -> str:
+    """Return the engine's version: the one asked for, else the profile's; "" without versions."""
+    return context.engine.requested.partition("==")[2].strip() or context.engine.version

@@ -10,6 +10,7 @@ from typing import Any
 import polars as pl
 import polars.selectors as cs
 
+from sieve.calibration.apply import COLUMNS as CORRECTIONS
 from sieve.context import RunContext
 from sieve.frames import AXES, METRICS, RESAMPLES, bound_column, engine_option
 from sieve.perf.estimate import Ends, Estimates
@@ -190,6 +191,11 @@ def ranking_rows(
                 for name, found in by_class.items()
             }
         entry["intervals"] = {metric: _sources(row, metric) for metric in METRICS}
+        if "correction_tpot" in row:
+            entry["calibration"] = {
+                name: row[name]
+                for name in (*CORRECTIONS, *(f"basis_{kind}" for kind in s5_simulate.BASES))
+            }
         entry["evidence"] = row["evidence"]
         entry["evidence_shares"] = {
             name.removeprefix("evidence_share_"): row[name]

@@ -7,14 +7,17 @@ folder without it is an unfinished run.
 from __future__ import annotations
 
 import difflib
+import errno
 import fcntl
+import io
 import json
 import math
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, Final
@@ -26,7 +29,9 @@ from sieve.errors import ResultError
 SCHEMA_VERSION: Final = "1.0"
 CHECKPOINT: Final = "checkpoint"
 REPLAYS: Final = "replays.ledger"
+TRAFFIC: Final = "traffic.parquet"
 LOCK: Final = "lock"
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 PROGRESS_EVERY_S: Final = 1.0
 MAX_RESULT_BYTES: Final = 200_000_000
 _CANDIDATE_COLUMNS: Final = (
@@ -57,6 +62,21 @@ def to_json(value: Any) -> str:
     return json.dumps(clean(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
+@contextmanager
+def written(path: Path) -> Iterator[None]:
+    """Turn what the system says of a failed write into one clear error.
+
+    Raises:
+        ResultError: names the file and the system's reason.
+    """
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        advice = "make room, then go on with --resume" if error.errno in _FULL else "check the path"
+        raise ResultError(f"{path}: cannot be written: {reason}; {advice}") from None
+
+
 class RunFolder:
     """A run folder that is being written."""
 
@@ -82,16 +102,21 @@ class RunFolder:
             (path / CHECKPOINT).mkdir(parents=True, exist_ok=True)
             self._lock = _lock(path)
             _remove_earlier(path, keep_replays=resume)
-            mode = "a" if resume else "w"
-            self._events = (path / "events.jsonl").open(mode, encoding="utf-8")
+            mode = "ab" if resume else "wb"
+            self._events = (path / "events.jsonl").open(mode, buffering=0)
         except OSError as error:
             raise ResultError(f"{path}: cannot be written: {error.strerror}") from None
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Append one event for machines."""
+        """Append one event for machines.
+
+        Raises:
+            ResultError: it cannot be written, for example because the disk is full.
+        """
         line = {"time_s": round(time.time(), 3), "event": kind, **clean(fields)}
-        self._events.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
-        self._events.flush()
+        text = json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n"
+        with written(self.path / "events.jsonl"):
+            self._events.write(text.encode())
 
     def progress(
         self, then: Callable[[int, int], None] | None = None
@@ -115,31 +140,84 @@ class RunFolder:
         return note
 
     def write_text(self, name: str, text: str) -> None:
-        """Write a text file atomically; `name` is relative and stays inside the folder."""
-        self._replace(name, lambda path: path.write_text(text, encoding="utf-8"))
+        """Write a text file atomically; `name` is relative and stays inside the folder.
+
+        Raises:
+            ResultError: it would leave the folder, or cannot be written.
+        """
+        self._replace(name, text.encode())
 
     def write_frame(self, name: str, frame: pl.DataFrame) -> None:
-        """Write a Parquet file atomically."""
-        self._replace(name, frame.write_parquet)
+        """Write a Parquet file atomically.
 
-    def _replace(self, name: str, write: Any) -> None:
-        target = self.path / name
-        if not target.resolve().is_relative_to(self.path.resolve()):
-            raise ResultError(f"{name}: would leave the run folder")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=".part-", dir=target.parent)
-        os.close(handle)
-        try:
-            write(Path(temporary))
-            Path(temporary).chmod(0o644)
-            Path(temporary).replace(target)
-        finally:
-            Path(temporary).unlink(missing_ok=True)
+        Raises:
+            ResultError: as `write_text`.
+        """
+        content = io.BytesIO()
+        frame.write_parquet(content)
+        self._replace(name, content.getbuffer())
+
+    def _replace(self, name: str, content: bytes | memoryview) -> None:
+        _write_inside(self.path, name, content)
 
     def close(self) -> None:
         """Close the event log and let other runs in."""
         self._events.close()
         self._lock.close()
+
+
+def _write_inside(folder: Path, name: str, content: bytes | memoryview) -> None:
+    """Write a file of a folder, atomically.
+
+    Raises:
+        ResultError: the file would lie outside the folder, or cannot be written.
+    """
+    target = folder / name
+    if not target.resolve().is_relative_to(folder.resolve()):
+        raise ResultError(f"{name}: would leave the run folder")
+    write_atomically(target, content)
+
+
+def write_atomically(path: Path, content: str | bytes | memoryview) -> None:
+    """Write a file in full or not at all; an earlier one is replaced.
+
+    Raises:
+        ResultError: it cannot be written, for example because the disk is full.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    with written(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=".part-", dir=path.parent)
+        os.close(handle)
+        try:
+            Path(temporary).write_bytes(data)
+            Path(temporary).chmod(0o644)
+            Path(temporary).replace(path)
+        finally:
+            Path(temporary).unlink(missing_ok=True)
+
+
+def write_plan(run: Path, files: Mapping[str, str]) -> None:
+    """Write the files of a plan into a finished run, each atomically, the last one last.
+
+    What is there already stays, an earlier plan file of the same name is replaced. The last file
+    says what the plan holds: it is removed first, so that it never stands over half a plan.
+
+    Args:
+        run: the run folder.
+        files: text by path below it.
+
+    Raises:
+        ResultError: the folder cannot be written, or another run is writing to it.
+    """
+    try:
+        (run / CHECKPOINT).mkdir(exist_ok=True)
+        with _lock(run):
+            (run / list(files)[-1]).unlink(missing_ok=True)
+            for name, text in files.items():
+                _write_inside(run, name, text.encode())
+    except OSError as error:
+        raise ResultError(f"{run}: the plan cannot be written: {error.strerror}") from None
 
 
 def _lock(path: Path) -> IO[bytes]:
@@ -161,7 +239,8 @@ def _lock(path: Path) -> IO[bytes]:
 
 def _remove_earlier(path: Path, *, keep_replays: bool) -> None:
     """Remove an earlier run's files, the result first, so that no two runs mix."""
-    for name in ("result.json", "report.html", "candidates.parquet", "simulations.parquet"):
+    tables = ("candidates.parquet", "simulations.parquet", "timeline.parquet", TRAFFIC)
+    for name in ("result.json", "report.html", *tables):
         (path / name).unlink(missing_ok=True)
     if not keep_replays:
         (path / CHECKPOINT / REPLAYS).unlink(missing_ok=True)
@@ -201,9 +280,34 @@ def read_result(run: Path) -> dict[str, Any]:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ResultError(f"{path}: not JSON: {error}") from None
-    if not isinstance(data, dict) or str(data.get("schema_version", "")).split(".")[0] != "1":
-        raise ResultError(f"{path}: not a sieve result of schema version 1")
+    if not isinstance(data, dict) or not isinstance(data.get("schema_version"), str):
+        raise ResultError(f"{path}: not a sieve result: it names no schema_version")
+    check_schema(path, data["schema_version"], SCHEMA_VERSION, "sieve run SPEC --out FOLDER")
     return data
+
+
+def check_schema(path: Path, found: str, known: str, remake: str) -> None:
+    """Refuse a file whose schema has another major version than this release reads.
+
+    Args:
+        path: of the file.
+        found: its schema version, such as `2.1`.
+        known: the version this release writes.
+        remake: the command that writes the file anew.
+
+    Raises:
+        ResultError: with what to do about it.
+    """
+    theirs, ours = found.partition(".")[0], known.partition(".")[0]
+    if theirs == ours:
+        return
+    newer = theirs.isdigit() and int(theirs) > int(ours)
+    fix = (
+        "a newer sieve wrote it; upgrade with `pip install --upgrade sieve-sizing`"
+        if newer
+        else f"make it anew with `{remake}`; CHANGELOG.md says what changed"
+    )
+    raise ResultError(f"{path}: schema version {found!r}, this sieve reads {known!r}: {fix}")
 
 
 def read_frame(run: Path, name: str, columns: Sequence[str] = ()) -> pl.DataFrame:

@@ -15,6 +15,7 @@ from sieve.arrays import Requests, StepTable
 from sieve.context import RunContext
 from sieve.detail import choose, sized
 from sieve.errors import InvalidInput
+from sieve.frames import gpus_per_replica
 from sieve.parallel import LocalExecutor
 from sieve.perf.cache import FAMILY
 from sieve.ranking.verdicts import limits_of, verdicts
@@ -86,7 +87,7 @@ def scaling(
         shared=shared,
         context=context,
     )
-    gpus = row["tp"] * row["pp"]
+    gpus = gpus_per_replica(row)
     known: dict[int, dict[str, Any]] = {}
 
     def at(count: int) -> dict[str, Any]:

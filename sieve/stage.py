@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import polars as pl
 
 from sieve.frames import KINDS, REJECTION_COLUMNS
+from sieve.invariants import hold
 
 
 @dataclass(frozen=True)
@@ -91,16 +92,11 @@ def verify(stage: Stage, given: pl.DataFrame, result: StageResult) -> None:
         AssertionError: the stage broke it, which is a bug; also under `python -O`.
     """
     ids = pl.concat([result.admitted["candidate_id"], result.rejected["candidate_id"]])
-    _hold(len(ids) == len(given), f"{stage.name}: {len(given)} rows in, {len(ids)} out")
-    _hold(ids.n_unique() == len(ids), f"{stage.name}: a candidate came out twice")
-    _hold(set(ids) == set(given["candidate_id"]), f"{stage.name}: candidates were exchanged")
+    hold(len(ids) == len(given), f"{stage.name}: {len(given)} rows in, {len(ids)} out")
+    hold(ids.n_unique() == len(ids), f"{stage.name}: a candidate came out twice")
+    hold(set(ids) == set(given["candidate_id"]), f"{stage.name}: candidates were exchanged")
     missing = [c for c in stage.adds if c not in result.admitted.columns]
-    _hold(not missing, f"{stage.name}: columns declared but not added: {missing}")
+    hold(not missing, f"{stage.name}: columns declared but not added: {missing}")
     for reason, kind in result.rejected.select("reason", "kind").unique().iter_rows():
-        _hold(stage.reasons.get(reason) == kind, f"{stage.name}: undeclared {kind} {reason}")
-        _hold(kind in KINDS, f"{stage.name}: undeclared kind {kind}")
-
-
-def _hold(condition: object, message: str) -> None:
-    if not condition:
-        raise AssertionError(message)
+        hold(stage.reasons.get(reason) == kind, f"{stage.name}: undeclared {kind} {reason}")
+        hold(kind in KINDS, f"{stage.name}: undeclared kind {kind}")

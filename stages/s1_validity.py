@@ -57,6 +57,8 @@ def run(candidates: pl.DataFrame, context: RunContext) -> StageResult:
             nodes_per_replica=fleet.nodes_per_replica or 1,
             tp_across_nodes=bool(fleet.tp_across_nodes),
             dcp=column("decode_context_parallel_size"),
+            dp=column("data_parallel_size"),
+            data_parallel=str(context.engine.cache.get("data_parallel", "none")),
             chunked_prefill=candidates["enable_chunked_prefill"].to_numpy(),
             context_parallel=str(context.engine.cache.get("context_parallel", "none")),
             max_gpus=fleet.max_gpus or 8,
@@ -87,7 +89,7 @@ def _rates_known(
         name: alone[name] and min(gpu.link_bytes_per_s, gpu.pcie_bytes_per_s) > 0
         for name, gpu in context.gpus.items()
     }
-    ranks = pl.col("tp") * pl.col("pp")
+    ranks = pl.col("tp") * pl.col("pp") * pl.col("data_parallel_size")
     return (
         candidates.select(
             pl.when(ranks > 1)

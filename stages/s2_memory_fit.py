@@ -55,6 +55,7 @@ def run(candidates: pl.DataFrame, context: RunContext) -> StageResult:
         max_num_seqs=candidates["max_num_seqs"].to_numpy(),
         block_size=(candidates["block_size"] // shared).to_numpy(),
         dcp=shared.to_numpy(),
+        dp=candidates["data_parallel_size"].to_numpy(),
         utilisation=candidates["gpu_memory_utilization"].to_numpy(),
         ep=candidates["ep"].to_numpy(),
         max_num_batched_tokens=candidates["max_num_batched_tokens"].to_numpy(),

@@ -21,7 +21,7 @@ from sieve.context import RunContext
 from sieve.formulas.sizing import NO_LIMIT, BatchLimits, decode_step_s, max_batch
 from sieve.perf.advisor import advised_batch, end_to_end_s
 from sieve.perf.cache import FAMILY
-from sieve.perf.capacity import decode_curve_s
+from sieve.perf.capacity import decode_curve_s, unshared
 from sieve.ranking.intervals import log_error
 from sieve.spec.slo import USER_RATE
 from sieve.stage import Stage, StageResult, split
@@ -153,7 +153,7 @@ def _limits(candidates: pl.DataFrame, context: RunContext) -> tuple[BatchLimits,
     optimism = exp(log_error("tpot", "extrapolated", context.spec.run.rank.confidence, "low"))
     rows = candidates.select(*FAMILY).with_row_index("row")
     for family, group in rows.group_by(*FAMILY, maintain_order=True):
-        table = context.tables.get(family)
+        table = unshared(context.tables.get(family))
         curve = decode_curve_s(table, context.workload.decode_context, context.tables.max_num_seqs)
         fast = np.flatnonzero(curve <= target_s * optimism)
         # Micro-batches of all pipeline stages run at once, each as long as the whole step.

@@ -3,7 +3,7 @@
 The score is the ranking objective at its optimistic end, so that a good candidate is not lost to
 the model's error. A candidate whose optimistic end already misses an objective is rejected with
 `bound_misses_slo`. Of the rest `size` are taken, at most `per_family` of one (GPU, TP, PP,
-replicas), by turns from five lists: the best score of all (a stretch, perhaps too small for its
+DP, replicas), by turns from five lists: the best score of all (a stretch, perhaps too small for its
 load), and the best scores of those that hold at the middle, at one and two thirds of the way to the
 pessimistic end, and there (safe). A closed form errs, so the sizes between are tried too.
 Candidates that differ only in a `max_num_seqs` far above their load run alike; the smallest stands
@@ -25,7 +25,7 @@ import polars as pl
 from sieve.arrays import BoolArray, FloatArray, IntArray, Requests
 from sieve.context import RunContext
 from sieve.formulas.sizing import cost_per_mtok, decode_step_s, shortlist
-from sieve.frames import AXES
+from sieve.frames import AXES, num_engines
 from sieve.perf.estimate import Ends, Estimates, busy_rate_per_s
 from sieve.ranking.intervals import End, log_error
 from sieve.ranking.objective import sort_keys
@@ -44,7 +44,7 @@ SAFETY: Final = (0.0, -1 / 3, -2 / 3, -1.0)
 """How far towards the pessimistic end a list of the shortlist asks its candidates to hold."""
 NEAR: Final = 0.1
 """Step of the logarithm within which two distances from the objectives count as equal."""
-_GROUP: Final = ("gpu", "tp", "pp", "replicas")
+_GROUP: Final = ("data_parallel_size", "gpu", "tp", "pp", "replicas")
 
 
 def run(candidates: pl.DataFrame, context: RunContext) -> StageResult:
@@ -93,7 +93,8 @@ def _select(
     if hopeful.is_empty():
         return StageResult(hopeful, pl.concat([*missing, _no_rows(hopeful.drop(STAGE.adds))]))
     pool = np.arange(len(hopeful)) if everything else np.flatnonzero(~twins)
-    names = hopeful.select(pl.concat_str(_GROUP, separator="|"))["gpu"].to_numpy().astype(str)
+    families = hopeful.select(pl.concat_str(_GROUP, separator="|")).to_series()
+    names = families.to_numpy().astype(str)
     taken = pool[
         shortlist(
             hopeful["score"].to_numpy()[pool],
@@ -104,6 +105,9 @@ def _select(
             per_family=len(hopeful) if everything else limits.per_family,
         )
     ]
+    if context.always:
+        wanted = np.flatnonzero(hopeful["candidate_id"].is_in(context.always).to_numpy())
+        taken = np.concatenate([taken, wanted[~np.isin(wanted, taken)]])
     chosen = hopeful[taken]
     left = hopeful.join(
         chosen.select("candidate_id"), on="candidate_id", how="anti", maintain_order="left"
@@ -153,7 +157,7 @@ def _twins(candidates: pl.DataFrame, worst: FloatArray, context: RunContext) -> 
     users = context.workload.users
     rate = users or busy_rate_per_s(context.requests, "p99") or 0.0
     held_s = np.ones(len(candidates)) if users else slow.e2e_s("mean")
-    expected = 2 * rate * held_s / candidates["replicas"].to_numpy()
+    expected = 2 * rate * held_s / candidates.select(num_engines()).to_series().to_numpy()
     free = candidates["max_num_seqs"].to_numpy() > expected
     others = [name for name in (*AXES, *context.options) if name != "max_num_seqs"]
     near = np.floor(np.log(np.maximum(worst, 1e-9)) / NEAR)

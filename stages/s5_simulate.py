@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -18,14 +18,17 @@ import polars as pl
 import polars.selectors as cs
 
 from sieve.arrays import EVIDENCE_CLASSES, Requests, SimResult, StepTable
+from sieve.calibration.apply import COLUMNS as CORRECTIONS
+from sieve.calibration.apply import Deployment, Local, load_of
 from sieve.context import RunContext
 from sieve.formulas.sizing import cost_per_mtok
 from sieve.frames import INTERVAL_ENDS, METRICS, RESAMPLES, bound_column, resample_column
 from sieve.memory.cache import cache_groups, cache_layouts
+from sieve.memory.corrections import release
 from sieve.memory.ledger import has_one_kind
 from sieve.perf.cache import FAMILY
 from sieve.ranking.ends import WHOLE_RUN, Replayed, metric_ends, resampled
-from sieve.ranking.intervals import evidence_shares, weakest_class
+from sieve.ranking.intervals import ModelError, evidence_shares, weakest_class
 from sieve.ranking.noise import draw, log_ratio
 from sieve.ranking.objective import metrics_of, sampled_metrics, statistics_of
 from sieve.sim.fleet import Routing
@@ -55,6 +58,8 @@ _OPPOSITE: Final = {
     end: end.replace("low", "high") if "low" in end else end.replace("high", "low")
     for end in INTERVAL_ENDS
 }
+BASES: Final = ("ttft", "ttft_tail", "tpot", "tpot_tail", "e2e")
+"""Errors whose basis a calibrated run states, `basis_ttft` ...; null: the uncalibrated default."""
 MAX_GROWTH: Final = 0.02
 """Seconds of wait gained per second of trace above which a queue counts as unbounded."""
 
@@ -79,6 +84,8 @@ class Shared:
     """Whether fresh replays are returned for a checkpoint."""
     classes: tuple[RequestClass, ...] = ()
     """Classes of requests with objectives of their own."""
+    local: Mapping[tuple[Any, ...], Local] = field(default_factory=dict)
+    """Calibration by family and replicas; empty without one."""
 
 
 def run(candidates: pl.DataFrame, context: RunContext) -> StageResult:
@@ -150,6 +157,35 @@ def shared_of(candidates: pl.DataFrame, context: RunContext) -> Shared:
         routing=context.spec.fleet.routing or "round_robin",
         keeps=context.ledger is not None,
         classes=context.slos.classes,
+        local=_local(candidates, context),
+    )
+
+
+def _local(candidates: pl.DataFrame, context: RunContext) -> dict[tuple[Any, ...], Local]:
+    """Return the calibration of each family and number of replicas; {} without one."""
+    if context.calibration is None:
+        return {}
+    confidence = context.spec.run.rank.confidence
+    out = {}
+    for family in candidates.select(*FAMILY, "replicas").unique(maintain_order=True).rows():
+        row = dict(zip((*FAMILY, "replicas"), family, strict=True))
+        out[family] = Local(context.calibration, deployment_of(row, context), confidence)
+    return out
+
+
+def deployment_of(row: Mapping[str, Any], context: RunContext) -> Deployment:
+    """Return what a calibration needs to know of a candidate."""
+    return Deployment(
+        engine=context.engine.name,
+        release=release(context.engine.version),
+        gpu=row["gpu"],
+        model=context.model.name,
+        family=context.model.architecture,
+        weight_dtype=row["weight_dtype"],
+        kv_cache_dtype=row["kv_cache_dtype"],
+        tp=row["tp"],
+        pp=row["pp"],
+        replicas=row["replicas"],
     )
 
 
@@ -227,9 +263,12 @@ def simulate_job(shared: Shared, job: Job) -> tuple[list[dict[str, Any]], Stored
         shared = replace(shared, compared=())
     replays, fresh = replay_job(requests, table, job, keeps=shared.keeps)
     rows = {
-        first: row_of(requests, table, job.variants[first], result, shared)
+        first: row_of(
+            requests, table, job.variants[first], result, shared,
+            shared.local.get((*job.family, job.replicas)),
+        )
         for first, result in dict(replays).items()
-    }
+    }  # fmt: skip
     full = [
         rows[first]
         | {
@@ -247,10 +286,19 @@ def row_of(
     settings: ReplaySettings,
     result: SimResult,
     shared: Shared,
+    local: Local | None = None,
 ) -> dict[str, Any]:
-    """Return the metrics of a replay, each with low and high, as a flat row."""
+    """Return the metrics of a replay, each with low and high, as a flat row.
+
+    With a calibration they are those of the corrected replay.
+    """
     shares = evidence_shares(result.component_s, table.component_evidence)
     evidence = weakest_class(shares)
+    load = load_of(requests, result) or {}
+    error: ModelError | None = None
+    corrections: dict[str, Any] = {}
+    if local is not None:
+        result, error, corrections = local.corrected(requests, result, evidence)
     row: dict[str, Any] = {
         "status": result.status,
         "queue_growth": queue_growth(requests, result),
@@ -263,7 +311,13 @@ def row_of(
         "mean_batch": result.num_request_steps / max(result.num_steps, 1),
         "num_steps": result.num_steps,
         "makespan_s": result.makespan_s,
+        "load_band": load.get("band"),
+        "mean_input_tokens": load.get("input_tokens"),
+        "mean_output_tokens": load.get("output_tokens"),
+        **corrections,
     }
+    if error is not None:
+        row |= {f"basis_{name}": error.basis.get(name) for name in BASES}
     values = metrics(
         requests,
         result,
@@ -276,6 +330,7 @@ def row_of(
     replayed = Replayed(
         requests, result, latencies, values, shared.statistics, evidence,
         lambda times: (meets(times, shared.limits), meets(times, shared.goodput_limits)),
+        error,
     )  # fmt: skip
     draws = draw(len(requests), shared.seed)
     resamples = resampled(replayed, draws)
@@ -316,7 +371,7 @@ def _simulation_frame(
         "replay_of": pl.Series([ids[row["replay_row"]] for _, _, row in found], dtype=pl.String),
     }
     for name, dtype in _row_schema(shared).items():
-        columns[name] = pl.Series([row[name] for _, _, row in found], dtype=dtype)
+        columns[name] = pl.Series([row.get(name) for _, _, row in found], dtype=dtype)
     for name in map(resample_column, shared.compared):
         drawn = [row[name].tolist() if name in row else None for _, _, row in found]
         columns[name] = pl.Series(drawn, dtype=pl.List(pl.Float64))
@@ -330,7 +385,11 @@ def _row_schema(shared: Shared) -> dict[str, pl.DataType]:
     schema |= {f"evidence_share_{name}": number for name in EVIDENCE_CLASSES}
     schema |= {"num_preemptions": count, "peak_batch": count, "peak_batched_tokens": count}
     schema |= {"peak_kv_usage": number, "mean_batch": number, "num_steps": count}
-    schema |= {"makespan_s": number, "trajectory": text}
+    schema |= {"makespan_s": number, "trajectory": text, "load_band": text}
+    schema |= {"mean_input_tokens": number, "mean_output_tokens": number}
+    if shared.local:
+        schema |= dict.fromkeys(CORRECTIONS, number) | {CORRECTIONS[-1]: count}
+        schema |= {f"basis_{name}": text for name in BASES}
     names = [latency_column(m, s) for m, s in shared.statistics]
     for name in (*names, *WHOLE_RUN):
         schema |= {name: number, **{bound_column(name, end): number for end in INTERVAL_ENDS}}

@@ -59,4 +59,9 @@ def _served_model(context: RunContext) -> str:
     if is_path(model, context.spec.base_dir):
         path = (context.spec.base_dir / model).resolve()
         return str(path.parent if path.is_file() else path)
-    return model if "/" in model else context.model.name
+    return served_name(model, context.model.name)
+
+
+def served_name(model: str, catalogue_name: str) -> str:
+    """Return the hub name of a model that was given by name, completed from the catalogue."""
+    return model if "/" in model else catalogue_name

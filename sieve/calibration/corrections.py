@@ -1,4 +1,4 @@
-"""Write corrections of the memory ledger into a calibration file."""
+"""Write a calibration file, and corrections of the memory ledger into one."""
 
 from __future__ import annotations
 
@@ -44,14 +44,19 @@ def add_correction(path: Path, key: CorrectionKey, log: LogCorrection) -> Correc
             )
     known = merged(corrections_of(document, str(path)), key, log)
     document[SECTION] = to_entries(known)
-    _replace(path, json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    write_document(path, document)
     found = matching(known, key)
     assert found is not None
     return found
 
 
-def _replace(path: Path, text: str) -> None:
-    """Write a file beside the target and move it there."""
+def write_document(path: Path, document: dict[str, Any]) -> None:
+    """Write a calibration file: beside the target first, then moved there.
+
+    Raises:
+        ResultError: it cannot be written.
+    """
+    text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     target = path.resolve()
     try:
         handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)

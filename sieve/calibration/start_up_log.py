@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from sieve.calibration.start_up_lines import Line, grammar, release_number, stated_arguments
-from sieve.errors import NotYetError, ResultError
+from sieve.errors import ResultError
 from sieve.units import GIB, MIB
 
 MOST_BYTES: Final = 50_000_000
@@ -41,11 +41,6 @@ _LIMITS: Final[Mapping[str, float]] = {
     "kv_tokens": 1e12, "num_gpu_blocks": 1e11, "concurrency": 1e10, "max_model_len": 1e9,
     "utilisation": 1.0, "longest_len": 1e9,
 }  # fmt: skip
-_BENCHES: Final = (
-    ("vLLM bench result", r'"(?:mean_ttft_ms|request_throughput|median_ttft_ms)"'),
-    ("GuideLLM report", r'"benchmarks"\s*:|guidellm'),
-    ("AIPerf result", r'"(?:input_config|time_to_first_token|request_latency)"\s*:'),
-)
 
 
 @dataclass(frozen=True)
@@ -105,11 +100,9 @@ def read_start_up_log(path: Path) -> StartUpLog:
 
     Raises:
         ResultError: no log of this engine, too large, binary, or a figure that cannot be.
-        NotYetError: a benchmark result.
     """
     stored = _stored(path)
     text = stored.decode("utf-8", errors="replace")
-    _refuse_results(path, text)
     reader = _Reader(path)
     for number, line in enumerate(text.splitlines(), start=1):
         if len(line) <= _LONGEST_LINE:
@@ -138,26 +131,6 @@ def _stored(path: Path) -> bytes:
         line = stored[: stored.index(b"\0")].count(b"\n") + 1
         raise ResultError(f"{path}:{line}: a binary file; give the log as text (UTF-8)")
     return stored
-
-
-def _refuse_results(path: Path, text: str) -> None:
-    head = text.lstrip()[:65536]
-    is_table = path.suffix.lower() in {".csv", ".parquet"}
-    if not is_table and not head.startswith(("{", "[{", "[\n")):
-        return
-    if is_table:
-        raise NotYetError(
-            f"{path}: a table of results: `sieve calibrate` reads start-up logs, tables not yet"
-        )
-    for name, sign in _BENCHES:
-        if re.search(sign, head):
-            raise NotYetError(
-                f"{path}: {name}: `sieve calibrate` reads start-up logs, benchmark results not yet"
-            )
-    if head.startswith("{") and '"levelname"' not in head:
-        raise NotYetError(
-            f"{path}: a JSON document: `sieve calibrate` reads start-up logs, other results not yet"
-        )
 
 
 class _Reader:

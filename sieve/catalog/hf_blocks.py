@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from sieve.catalog.architecture import MoeFacts, RotaryTable
-from sieve.catalog.hf_fields import ConfigReader, Family, lookup
+from sieve.catalog.hf_fields import LARGEST_STRETCH, ConfigReader, Family, lookup
 from sieve.catalog.layouts import Layout
 from sieve.errors import CatalogError
 
@@ -94,18 +94,19 @@ def rotary_tables(
         return ()  # positions come from the recurrent layers
     if text.get("kv_lora_rank") or label.startswith("DeepseekV4"):
         return (RotaryTable(limit, read.count("qk_rope_head_dim")),)
-    share = text.get("partial_rotary_factor")
-    parameters = text.get("rope_parameters")
-    if share is None and isinstance(parameters, Mapping):
-        share = parameters.get("partial_rotary_factor")
-    share = float(share) if isinstance(share, int | float) else 1.0
+    nested = text.get("rope_parameters")
+    nested_share = 1.0
+    if isinstance(nested, Mapping):
+        nested_share = ConfigReader(nested, read.name).share("partial_rotary_factor")
+    share = read.share("partial_rotary_factor", default=nested_share)
     if label.startswith("Qwen3Next"):
         share = 0.25 if share == 1.0 else share
     scaling = text.get("rope_scaling")
     rows = limit
     if label.startswith("Gemma3") and isinstance(scaling, Mapping):
         # Linear stretching multiplies the rows; the layers with a window have a table of their own.
-        stretched = round(limit * float(scaling.get("factor") or 1))
+        factor = ConfigReader(scaling, read.name).share("factor", most=LARGEST_STRETCH)
+        stretched = round(limit * factor)
         return (RotaryTable(stretched, head_dim), RotaryTable(limit, head_dim))
     tables = [RotaryTable(rows, int(head_dim * share))]
     kinds = {kind.kind for kind in layout.kinds}

@@ -16,13 +16,19 @@ from sieve.catalog.architecture import LayerKind, ModelArchitecture
 from sieve.catalog.hf_blocks import dense_width, ffn_layers, moe_facts, rotary_tables, vision_params
 from sieve.catalog.hf_faults import refuse_faults
 from sieve.catalog.hf_features import special_features, undescribed_features, unmodelled_features
-from sieve.catalog.hf_fields import FAMILIES, ConfigReader, Family, architecture_name, text_config
+from sieve.catalog.hf_fields import (
+    FAMILIES,
+    LARGEST_STRETCH,
+    ConfigReader,
+    Family,
+    architecture_name,
+    text_config,
+)
 from sieve.catalog.hf_precision import checkpoint_dtype, quantisation_facts
 from sieve.catalog.layouts import Layout, read_layout
 from sieve.catalog.matrices import counted_params
 from sieve.errors import CatalogError, NotYetError
 
-_LARGEST_STRETCH: Final = 10_000
 _GATED_ACTIVATIONS: Final = frozenset({"silu", "swish", "swiglu", "geglu", "gelu_pytorch_tanh"})
 _PLAIN_ACTIVATIONS: Final = frozenset(
     {"relu", "relu2", "gelu", "gelu_new", "gelu_fast", "quick_gelu"}
@@ -275,10 +281,10 @@ def _context_limit(read: ConfigReader, text: Mapping[str, Any], label: str) -> i
     factor = scaling.get("factor")
     if kind not in {"linear", "dynamic", "yarn"} or factor is None:
         return limit
-    if not isinstance(factor, int | float) or not 1 <= factor <= _LARGEST_STRETCH:
+    if not isinstance(factor, int | float) or not 1 <= factor <= LARGEST_STRETCH:
         raise CatalogError(
             f"{read.name}: the rope_scaling factor is {factor!r}; "
-            f"allowed is a number from 1 to {_LARGEST_STRETCH}"
+            f"allowed is a number from 1 to {LARGEST_STRETCH}"
         )
     original = scaling.get("original_max_position_embeddings")
     if kind == "yarn" and isinstance(original, int):

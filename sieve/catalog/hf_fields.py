@@ -28,6 +28,8 @@ _LARGEST: Final[dict[str, int]] = {
     "max_position_embeddings": 10**9,
 }
 _LARGEST_DEFAULT: Final = 10**7
+LARGEST_STRETCH: Final = 10_000
+"""Most by which rotary scaling may stretch a context."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,30 @@ class ConfigReader:
         if not least <= value <= most:
             raise self._bad(field, value, least, most)
         return int(value)
+
+    def share(self, field: str, *, most: float = 1.0, default: float = 1.0) -> float:
+        """Return a number above 0 and at most `most`, `default` when absent or null."""
+        value = self.text.get(field)
+        if value is None:
+            return default
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not 0 < value <= most:
+            raise CatalogError(
+                f"{self.name}: {field} is {value!r}; allowed is a number above 0, at most {most:g}"
+            )
+        return float(value)
+
+    def counts(self, field: str) -> list[int]:
+        """Return a list of whole numbers of 0 or more that has to be there."""
+        values = self.text.get(field)
+        if not isinstance(values, list):
+            raise CatalogError(f"{self.name}: {field} is {values!r}; allowed is a list")
+        for value in values:
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 10**9:
+                raise CatalogError(
+                    f"{self.name}: {field} holds {value!r}; allowed are whole numbers from 0"
+                )
+        return list(values)
 
     def _bad(self, field: str, value: object, least: int, most: int) -> CatalogError:
         return CatalogError(

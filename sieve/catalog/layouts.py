@@ -6,7 +6,7 @@ class fixes. A hybrid whose pattern is not known is refused rather than guessed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -100,7 +100,7 @@ def _layer_names(
         return ["window" if mark else "full" for mark in marks]
     linear = text.get("linear_attn_config")
     if isinstance(linear, Mapping) and isinstance(linear.get("full_attn_layers"), list):
-        full = set(linear["full_attn_layers"])  # counted from 1
+        full = set(ConfigReader(linear, read.name).counts("full_attn_layers"))  # counted from 1
         return ["full" if layer + 1 in full else "state" for layer in range(layers)]
     interval = read.optional("full_attention_interval")
     if interval:
@@ -146,6 +146,17 @@ def _windowed(read: ConfigReader, label: str, layers: int, assumed: list[str]) -
 
 def _every(layers: int, period: int, other: str) -> list[str]:
     return ["full" if (layer + 1) % period == 0 else other for layer in range(layers)]
+
+
+def _for_each(
+    text: Mapping[str, Any], field: str, default: object, layers: int, name: str
+) -> Sequence[Any]:
+    """Return the list of a field, an entry for each layer; `default` everywhere when absent."""
+    given = text.get(field) or [default] * layers
+    if not isinstance(given, list):
+        raise CatalogError(f"{name}: {field} is {given!r}; allowed is a list, one for each layer")
+    _right_length(field, given, layers, name)
+    return given
 
 
 def _right_length(field: str, given: Any, layers: int, name: str) -> None:
@@ -270,7 +281,7 @@ def _compressed(
     read: ConfigReader, plain: LayerKind, layers: int, assumed: list[str]
 ) -> list[LayerKind | None]:
     """Return layers whose cache keeps one entry for `ratio` tokens beside a window."""
-    ratios = read.text["compress_ratios"][:layers]
+    ratios = read.counts("compress_ratios")[:layers]
     _right_length("compress_ratios", ratios, layers, read.name)
     assumed.append(
         "compressed attention: a cache entry of head_dim for every `ratio` tokens, and a window"
@@ -283,15 +294,16 @@ def _compressed(
         output_groups=read.optional("o_groups") or 0,
         output_rank=read.optional("o_lora_rank") or 0,
     )
-    return [replace(base, compress_ratio=int(ratio)) for ratio in ratios]
+    return [replace(base, compress_ratio=ratio) for ratio in ratios]
 
 
 def _with_indexers(read: ConfigReader, chosen: list[LayerKind | None]) -> list[LayerKind | None]:
     """Return the layers with the indexers of sparse attention where there are some."""
     sparse = read.text.get("sparse_attention_config")
     if isinstance(sparse, Mapping):
-        often = sparse.get("sparse_attention_freq") or [1] * len(chosen)
-        heads, width = int(sparse["sparse_num_index_heads"]), int(sparse["sparse_index_dim"])
+        often = _for_each(sparse, "sparse_attention_freq", 1, len(chosen), read.name)
+        inner = ConfigReader(sparse, read.name)
+        heads, width = inner.count("sparse_num_index_heads"), inner.count("sparse_index_dim")
         return [
             replace(kind, index_heads=heads, index_dim=width) if kind and mark else kind
             for kind, mark in zip(chosen, often, strict=True)
@@ -299,7 +311,7 @@ def _with_indexers(read: ConfigReader, chosen: list[LayerKind | None]) -> list[L
     if not read.text.get("index_topk"):
         return chosen
     heads, width = read.count("index_n_heads"), read.count("index_head_dim")
-    types = read.text.get("indexer_types") or ["full"] * len(chosen)
+    types = _for_each(read.text, "indexer_types", "full", len(chosen), read.name)
     out: list[LayerKind | None] = []
     for kind, indexer in zip(chosen, types, strict=True):
         # Of compressed layers only those with the short ratio choose their tokens.

@@ -18,6 +18,9 @@ VOCABULARY_STEP: Final = 64
 """The engine pads the vocabulary to a multiple of this (vLLM `vocab_parallel_embedding.py`)."""
 PARTS: Final = ("attention", "dense", "shared", "experts", "state")
 """Parts whose matrices a format may quantise; all else stays in 16 bits."""
+_WHOLE_SHARED_EXPERTS: Final = (
+    "DeepseekV2", "DeepseekV3", "GlmMoeDsa", "KimiK2", "Llama4", "NemotronH",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,16 @@ class Matrix:
         inner = max(1, tp // ep)
         copies = -(-self.experts // ep)
         return copies, sum(side.per_rank(inner) for side in self.rows), self.cols.per_rank(inner)
+
+
+def shares_tokens(model: ModelArchitecture, *, tp: int, dp: int) -> bool:
+    """Whether tensor ranks share out the tokens, not the widths, of the shared experts.
+
+    So where data-parallel ranks share experts (vLLM 0.33 `use_sequence_parallel_moe`) in models
+    whose code then keeps the shared experts whole on every rank: `deepseek_v2.py`, `llama4.py`,
+    `nemotron_h.py`.
+    """
+    return tp > 1 and dp > 1 and model.architecture.startswith(_WHOLE_SHARED_EXPERTS)
 
 
 def whole(width: int) -> Side:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from sieve.cli.following import next_command
 from sieve.cli.output import JsonFlag
 from sieve.errors import InvalidInput
 
@@ -104,3 +105,4 @@ def bound(
     from sieve.report.bound import print_bound
 
     print_bound(result)
+    next_command("fit", model, "--gpu", gpu, "--tp", num_gpus)

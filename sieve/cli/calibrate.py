@@ -1,4 +1,4 @@
-"""`sieve calibrate`: measured start-ups against the ledger, and corrections from them."""
+"""`sieve calibrate`: measured start-ups and benchmark results, and corrections from them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,16 @@ import typer
 from sieve.cli.output import JsonFlag, print_json
 
 if TYPE_CHECKING:
+    from sieve.calibration.points import Point
     from sieve.calibration.start_up_log import StartUpLog
-    from sieve.fit.start_up import StartUpComparison
+    from sieve.fit_of.start_up import StartUpComparison
 
 Results = Annotated[
-    list[Path], typer.Argument(help="Start-up logs of vLLM, as text.", metavar="LOG...")
+    list[Path],
+    typer.Argument(
+        help="Results of vllm bench, AIPerf, GuideLLM; tables of runs; start-up logs of vLLM.",
+        metavar="RESULTS...",
+    ),
 ]
 Model = Annotated[
     str | None,
@@ -41,7 +46,16 @@ Into = Annotated[
     Path | None,
     typer.Option("--into", help="Calibration file to merge the corrections into (JSON)."),
 ]
-Later = Annotated[str | None, typer.Option(hidden=True)]
+RunOption = Annotated[
+    Path | None, typer.Option("--run", help="Run folder whose candidates were measured.")
+]
+Candidate = Annotated[
+    str | None,
+    typer.Option("--candidate", help="Its id, where results do not carry it.", metavar="ID"),
+]
+LeaveOut = Annotated[
+    bool, typer.Option("--leave-out", help="Go on without results that are refused.")
+]
 
 
 def calibrate(
@@ -59,37 +73,76 @@ def calibrate(
     max_num_batched_tokens: Tokens = None,
     gpu_memory_utilization: Share = None,
     into: Into = None,
-    run: Later = None,
-    candidate: Later = None,
+    run: RunOption = None,
+    candidate: Candidate = None,
+    leave_out: LeaveOut = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Hold the memory ledger against start-up logs and keep what it missed.
+    """Hold predictions against what was measured, and keep what they missed.
 
-    What the log states is taken from there: version, arguments, memory. `sieve fit --calibration`
-    applies the corrections.
+    Benchmark results find their candidate by `candidate_id` in their metadata or by --candidate, in
+    the folder of --run; else by model, --gpu, split and precision. `sieve run --calibration` uses
+    the file. Of start-up logs the memory ledger learns; `sieve fit --calibration` uses it.
 
-    Example: `sieve calibrate vllm.log --gpu h100-sxm --into calibration.json`
+    Examples: `sieve calibrate bench.json --run reports/runs/chat --into calibration.json` |
+    `sieve calibrate vllm.log --gpu h100-sxm --into calibration.json`
     """
-    from sieve.calibration.corrections import add_correction
+    from sieve.learning import learn, sort_inputs
+    from sieve.matching import Stated
+
+    logs, measured = sort_inputs(results)
+    report: dict[str, Any] | None = None
+    points: list[Point] = []
+    if measured:
+        stated = Stated(
+            run=run, candidate=candidate, model=model, gpu=gpu, engine=engine, tp=tp, pp=pp, ep=ep,
+            weight_dtype=weight_dtype, kv_cache_dtype=kv_cache_dtype, max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+        )  # fmt: skip
+        report, points = learn(measured, stated, into, leave_out=leave_out)
+    pairs = [
+        _start_up(
+            path, model=model, gpu=gpu, engine=engine, tp=tp, pp=pp, ep=ep,
+            weight_dtype=weight_dtype, kv_cache_dtype=kv_cache_dtype, max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
+            gpu_memory_utilization=gpu_memory_utilization,
+        )
+        for path in logs
+    ]  # fmt: skip
+    num_logs = _keep(pairs, into)
+    if into is not None and points:
+        from sieve.calibration.serving_file import add_points
+
+        add_points(into, points)
+    if as_json:
+        documents = [_document(log, found) for log, found in pairs]
+        target = None if into is None else str(into)
+        print_json({"logs": documents, **(report or {}), "into": target})
+        return
+    from sieve.report.calibration import print_learned
+    from sieve.report.fit import print_start_up
+
+    if report is not None:
+        print_learned(report, into=None if into is None else str(into))
+    for (log, found), count in zip(pairs, num_logs, strict=True):
+        print_start_up(_document(log, found), into=str(into) if count else "", num_logs=count)
+
+
+def _start_up(path: Path, **stated: Any) -> tuple[StartUpLog, StartUpComparison]:
+    """Return a log beside its ledger."""
     from sieve.calibration.start_up_log import read_start_up_log
-    from sieve.errors import NotYetError
-    from sieve.fit.start_up import compare, stated_configuration
+    from sieve.fit_of.start_up import compare, stated_configuration
+
+    log = read_start_up_log(path)
+    facts = _facts(log)
+    return log, compare(facts, stated_configuration(facts, **stated))
+
+
+def _keep(pairs: list[tuple[StartUpLog, StartUpComparison]], into: Path | None) -> list[int]:
+    """Merge the corrections of logs into the file; return how many logs each entry then has."""
+    from sieve.calibration.corrections import add_correction
     from sieve.memory.corrections import LogCorrection
 
-    if run is not None or candidate is not None:
-        raise NotYetError("`sieve calibrate --run` and `--candidate` are not yet in this version")
-    pairs: list[tuple[StartUpLog, StartUpComparison]] = []
-    for path in results:
-        log = read_start_up_log(path)
-        facts = _facts(log)
-        configuration = stated_configuration(
-            facts, model=model, gpu=gpu, engine=engine, tp=tp, pp=pp, ep=ep,
-            weight_dtype=weight_dtype, kv_cache_dtype=kv_cache_dtype,
-            max_model_len=max_model_len, max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            gpu_memory_utilization=gpu_memory_utilization,
-        )  # fmt: skip
-        pairs.append((log, compare(facts, configuration)))
     num_logs: list[int] = []
     for log, found in pairs:
         if into is None or not found.corrections:
@@ -98,18 +151,11 @@ def calibrate(
         entry = LogCorrection(log.sha256, log.date, found.corrections, found.knobs)
         known = add_correction(into, found.predicted.configuration.correction_key, entry)
         num_logs.append(len(known.logs))
-    if as_json:
-        documents = [_document(log, found) for log, found in pairs]
-        print_json({"logs": documents, "into": None if into is None else str(into)})
-        return
-    from sieve.report.fit import print_start_up
-
-    for (log, found), count in zip(pairs, num_logs, strict=True):
-        print_start_up(_document(log, found), into=str(into) if count else "", num_logs=count)
+    return num_logs
 
 
 def _facts(log: StartUpLog) -> Any:
-    from sieve.fit.start_up import StartUpFacts
+    from sieve.fit_of.start_up import StartUpFacts
 
     return StartUpFacts(
         where=str(log.path),
@@ -124,7 +170,7 @@ def _facts(log: StartUpLog) -> Any:
 
 
 def _document(log: StartUpLog, found: StartUpComparison) -> dict[str, Any]:
-    from sieve.fit import document
+    from sieve.fit_of import document
 
     predicted = document(found.predicted)
     lines = {name: reading.line for name, reading in log.figures.items()}

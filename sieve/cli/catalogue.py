@@ -7,7 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
+from sieve.cli.following import next_command
 from sieve.cli.output import JsonFlag, print_json
+
+EXAMPLE_MODEL, EXAMPLE_GPU = "Qwen/Qwen3-32B", "H100-SXM-80GB"
 
 Name = Annotated[str | None, typer.Argument(help="Show one entry; aliases are accepted.")]
 
@@ -21,13 +24,17 @@ def models(name: Name = None, as_json: JsonFlag = False) -> None:
     from sieve.report.terminal import print_models
 
     if name is not None:
-        _show(load_model(name), as_json)
+        found = load_model(name)
+        _show(found, as_json)
+        if not as_json:
+            next_command("fit", found.name, "--gpu", EXAMPLE_GPU)
         return
     entries = list_models()
     if as_json:
         print_json([asdict(entry) for entry in entries])
         return
     print_models(entries)
+    next_command("fit", EXAMPLE_MODEL, "--gpu", EXAMPLE_GPU)
 
 
 def gpus(name: Name = None, as_json: JsonFlag = False) -> None:
@@ -39,13 +46,17 @@ def gpus(name: Name = None, as_json: JsonFlag = False) -> None:
     from sieve.report.terminal import print_gpus
 
     if name is not None:
-        _show(load_gpu(name), as_json)
+        gpu = load_gpu(name)
+        _show(gpu, as_json)
+        if not as_json:
+            next_command("fit", EXAMPLE_MODEL, "--gpu", gpu.name)
         return
     entries = list_gpus()
     if as_json:
         print_json([asdict(entry) for entry in entries])
         return
     print_gpus(entries)
+    next_command("gpus", EXAMPLE_GPU)
 
 
 def engines(name: Name = None, as_json: JsonFlag = False) -> None:
@@ -64,6 +75,7 @@ def engines(name: Name = None, as_json: JsonFlag = False) -> None:
         print_json([asdict(entry) for entry in entries])
         return
     print_engines(entries)
+    next_command("fit", EXAMPLE_MODEL, "--gpu", EXAMPLE_GPU, "--engine", "vllm==0.19")
 
 
 def _show(entry: Any, as_json: bool) -> None:

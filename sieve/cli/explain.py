@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from sieve.cli.following import next_command
 from sieve.cli.output import JsonFlag, print_json
 
 
@@ -27,3 +28,4 @@ def explain(
         print_json(life)
     else:
         print_life(life)
+        next_command("plan" if life["ranking"] else "report", run)

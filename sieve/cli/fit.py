@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from sieve.cli.following import next_command
 from sieve.cli.output import JsonFlag, print_json
 
 NOTHING_FITS = 3
@@ -64,6 +65,14 @@ Dcp = Annotated[
         help="Ranks that share out the tokens of a sequence.",
     ),
 ]
+Dp = Annotated[
+    int,
+    typer.Option(
+        "--data-parallel-size",
+        "--dp",
+        help="Engines that share the experts in lock step; --ep is then tp x dp.",
+    ),
+]
 Engine = Annotated[str, typer.Option("--engine", help="vllm, vllm==0.19, ..., or reference.")]
 
 Isl = Annotated[
@@ -108,6 +117,7 @@ def fit(
     block_size: BlockSize = None,
     enforce_eager: Eager = False,
     decode_context_parallel_size: Dcp = 1,
+    data_parallel_size: Dp = 1,
     gpus_per_node: Node = 0,
     nodes: Nodes = 1,
     tp_across_nodes: Across = False,
@@ -124,8 +134,8 @@ def fit(
 
     Example: `sieve fit llama-3.1-8b-instruct --gpu h100-sxm --engine vllm==0.19`
     """
-    from sieve.fit import configure, document
-    from sieve.fit import fit as judge
+    from sieve.fit_of import configure, document
+    from sieve.fit_of import fit as judge
     from sieve.memory.corrections import read_corrections
 
     result = judge(
@@ -135,7 +145,8 @@ def fit(
             max_num_batched_tokens=max_num_batched_tokens, block_size=block_size,
             gpu_memory_utilization=gpu_memory_utilization, enforce_eager=enforce_eager,
             gpus_per_node=gpus_per_node, nodes=nodes, tp_across_nodes=tp_across_nodes,
-            dcp=decode_context_parallel_size, pp_layer_partition=_layers(pp_layer_partition),
+            dcp=decode_context_parallel_size, dp=data_parallel_size,
+            pp_layer_partition=_layers(pp_layer_partition),
             corrections=() if calibration is None else read_corrections(calibration),
         ),
         isl=isl, osl=osl,
@@ -146,6 +157,7 @@ def fit(
         from sieve.report.fit import print_fit
 
         print_fit(result)
+        next_command("run", "chat", "--set", f"model={model}", "--set", f"fleet.gpus=[{gpu}]")
     if not result.fits:
         raise typer.Exit(NOTHING_FITS)
 
@@ -162,6 +174,7 @@ def check(
     max_num_seqs: Seqs = None,
     max_num_batched_tokens: Tokens = None,
     decode_context_parallel_size: Dcp = 1,
+    data_parallel_size: Dp = 1,
     gpus_per_node: Node = 0,
     nodes: Nodes = 1,
     tp_across_nodes: Across = False,
@@ -175,8 +188,8 @@ def check(
 
     Example: `sieve check qwen3-235b-a22b-fp8 --gpu h100-sxm --tp 8`
     """
-    from sieve.fit import check as judge
-    from sieve.fit import configure, document
+    from sieve.fit_of import check as judge
+    from sieve.fit_of import configure, document
 
     result = judge(
         configure(
@@ -184,7 +197,7 @@ def check(
             kv_cache_dtype=kv_cache_dtype, max_model_len=max_model_len, max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens, gpus_per_node=gpus_per_node,
             nodes=nodes, tp_across_nodes=tp_across_nodes, dcp=decode_context_parallel_size,
-            pp_layer_partition=_layers(pp_layer_partition),
+            dp=data_parallel_size, pp_layer_partition=_layers(pp_layer_partition),
         )
     )  # fmt: skip
     if as_json:
@@ -193,5 +206,9 @@ def check(
         from sieve.report.fit import print_check
 
         print_check(result)
+        if result.ok:
+            next_command("fit", model, "--gpu", gpu, "--tp", tp)
+        else:
+            next_command("run", "chat", "--set", f"model={model}", "--set", f"fleet.gpus=[{gpu}]")
     if not result.ok:
         raise typer.Exit(NOTHING_FITS)

@@ -15,48 +15,59 @@ from typing import Annotated, Any, Final
 import typer
 
 from sieve.cli import (
+    batch,
     bound,
     calibrate,
     catalogue,
+    compare,
     evaluate,
     explain,
     fit,
     fleet,
+    nightly,
+    plan,
     replay,
+    report,
     run,
     schema,
+    serve,
     slim,
     tables,
+    trace,
     verify,
     verify_measured,
     verify_memory,
+    verify_tracking,
 )
+from sieve.cli.following import add_examples
 from sieve.cli.output import fail, print_json
-from sieve.errors import NotYetError, SieveError
+from sieve.errors import SieveError
 
 INTERRUPTED: Final = 130
 _UsageError: Any = typer.BadParameter.__bases__[0]
-NOT_YET: Final = (
-    "batch", "nightly", "compare", "plan", "trace", "report", "serve",
-)  # fmt: skip
-"""Commands of the contract whose machinery comes later."""
 
 app = typer.Typer(
     name="sieve",
     help="Find the language-model deployment that meets your service levels, without a GPU.",
-    epilog="Start with: sieve run examples/chat.yaml",
+    epilog="Start with: sieve run chat. Help on a command: sieve run --help",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help pages: the decorated ones take three times as long
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("run")(run.run)
+app.command("batch")(batch.batch)
+app.command("nightly")(nightly.nightly)
 app.command("explain")(explain.explain)
 app.command("replay")(replay.replay)
+app.command("plan")(plan.plan)
+app.command("compare")(compare.compare)
+app.command("report")(report.report)
 app.command("models")(catalogue.models)
 app.command("gpus")(catalogue.gpus)
 app.command("engines")(catalogue.engines)
 app.command("schema")(schema.schema)
+app.command("serve")(serve.serve)
 app.command("bound")(bound.bound)
 app.command("eval")(evaluate.evaluate)
 app.command("fit")(fit.fit)
@@ -65,15 +76,17 @@ app.command("calibrate")(calibrate.calibrate)
 app.add_typer(fleet.app)
 app.add_typer(slim.app)
 app.add_typer(tables.app)
+app.add_typer(trace.app)
 verify.app.command("memory")(verify_memory.memory)
 verify.app.command("measured")(verify_measured.measured)
+verify.app.command("tracking")(verify_tracking.tracking)
 verify.app.command("steps")(verify_measured.steps)
 app.add_typer(verify.app)
 
 
 def _version(show: bool) -> None:
     if show:
-        from sieve import __version__
+        from sieve.version import __version__
 
         typer.echo(f"sieve {__version__}")
         raise typer.Exit
@@ -88,20 +101,7 @@ def root(
     """Find the language-model deployment that meets your service levels, without a GPU."""
 
 
-def _add_later(name: str) -> None:
-    @app.command(
-        name,
-        hidden=True,
-        context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-    )
-    def later() -> None:
-        raise NotYetError(
-            f"`sieve {name}` is not yet in this version; `sieve --help` lists what is"
-        )
-
-
-for _name in NOT_YET:
-    _add_later(_name)
+add_examples(app)
 
 
 def main() -> None:
@@ -124,6 +124,13 @@ def main() -> None:
         sys.exit(INTERRUPTED)
     except SieveError as error:
         fail(error, as_json=as_json)
+        sys.exit(2)
+    except MemoryError:
+        print(
+            "error: out of memory; take fewer requests or a smaller grid, or go on with --resume "
+            "on a larger machine",
+            file=sys.stderr,
+        )
         sys.exit(2)
     except OSError as error:
         if error.errno not in {errno.ENOSPC, errno.EPIPE}:

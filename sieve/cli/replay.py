@@ -12,7 +12,9 @@ from sieve.errors import InvalidInput
 
 
 def replay(
-    spec: Annotated[Path, typer.Argument(help="Run spec (YAML).", metavar="SPEC")],
+    spec: Annotated[
+        Path, typer.Argument(help="Run spec (YAML), or a preset such as chat.", metavar="SPEC")
+    ],
     candidate: Annotated[
         str,
         typer.Option(
@@ -70,6 +72,10 @@ def replay(
         Path | None,
         typer.Option(help="Write one row a request (.parquet or .csv).", metavar="FILE"),
     ] = None,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(help="Correct the metrics by what `sieve calibrate` learned.", metavar="FILE"),
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Replay one candidate in detail: latencies, the queue and the cache over time, its iterations.
@@ -81,6 +87,7 @@ def replay(
     from sieve.report.replay import print_pools, print_replay, print_scaling
 
     given = {
+        "--calibration": calibration is not None,
         "--discipline": discipline != "fcfs", "--compare": compare, "--warm-up": warm_up != 0,
         "--max-wait": max_wait is not None, "--steps": steps is not None,
         "--requests": requests is not None,
@@ -114,6 +121,11 @@ def replay(
         return
     if discipline not in detail.DISCIPLINES:
         raise InvalidInput(f"--discipline {discipline}: expected {', '.join(detail.DISCIPLINES)}")
+    learned = None
+    if calibration is not None:
+        from sieve.calibration.serving_file import read_calibration
+
+        learned = read_calibration(calibration)
     report = detail.replay(
         spec,
         candidate,
@@ -125,6 +137,7 @@ def replay(
         window_s=window,
         record_steps=steps is not None,
         compare=compare,
+        calibration=learned,
     )
     if steps is not None and report.steps is not None:
         detail.write_table(report.steps, steps)

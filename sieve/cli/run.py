@@ -11,11 +11,12 @@ from typing import Annotated, Any
 import typer
 
 from sieve.cli.output import JsonFlag, print_json
-from sieve.errors import NotYetError
 
 
 def run(
-    spec: Annotated[Path, typer.Argument(help="Run spec (YAML).", metavar="SPEC")],
+    spec: Annotated[
+        Path, typer.Argument(help="Run spec (YAML), or a preset such as chat.", metavar="SPEC")
+    ],
     out: Annotated[
         Path | None,
         typer.Option(help="Run folder; default reports/runs/<name>-<time>.", metavar="DIR"),
@@ -44,7 +45,8 @@ def run(
         bool, typer.Option("--dry-run", help="Print counts and estimated time; write nothing.")
     ] = False,
     calibration: Annotated[
-        Path | None, typer.Option(help="Not yet in this version.", metavar="FILE")
+        Path | None,
+        typer.Option(help="Correct predictions by what `sieve calibrate` learned.", metavar="FILE"),
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -53,10 +55,11 @@ def run(
     Exit code 0: something clears every objective; 5: only on the point estimate; 4: nothing does;
     3: nothing fits; 2: bad input.
 
-    Examples: `sieve run examples/chat.yaml` | `sieve run spec.yaml --set fleet.max_gpus=4`
+    Presets are the specs of examples/ by name; --set turns one into your own case.
+
+    Examples: `sieve run chat` | `sieve run chat --set model=Qwen/Qwen3-8B --set
+    traffic.rate_per_s=20` | `sieve run spec.yaml --out reports/runs/mine --dry-run`
     """
-    if calibration is not None:
-        raise NotYetError("--calibration is not yet in this version; leave it out")
     from sieve import api
     from sieve.parallel import make_executor
     from sieve.report import terminal
@@ -81,6 +84,7 @@ def run(
             exhaustive=exhaustive,
             audit=audit,
             resume=resume,
+            calibration=calibration,
             on_stage=on_stage,
             progress=progress,
         )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from sieve.cli.following import next_command
 from sieve.cli.output import JsonFlag, print_json
 from sieve.errors import InvalidInput, ResultError
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 NO_BATCH: Final = 4
 """Exit code when no batch keeps the limits."""
 
+EXAMPLE_MODEL = "MODEL"
 app = typer.Typer(
     name="slim",
     help="Saturation model: throughput and latency of one GPU against the batch.",
@@ -96,6 +98,8 @@ def fit(
         return
     print_fit(document)
     _print_written(out, plot)
+    if out is not None:
+        next_command("slim", "advise", EXAMPLE_MODEL, "--params", out, "--isl", 512, "--osl", 256)
 
 
 @app.command("predict")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sieve.cli.following import next_command
 from sieve.cli.output import JsonFlag, print_json
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ def list_tables(tables: Folder = None, as_json: JsonFlag = False) -> None:
         print_json(systems)
     else:
         print_systems(systems)
+        if systems:
+            next_command("tables", "show", systems[0]["gpu"])
 
 
 @app.command("show")
@@ -71,8 +74,12 @@ def show(
         print_json(_document(found, folder, covered))
     elif table is not None and covered:
         print_table(found, covered[0])
+        next_command("tables", "show", found.name)
     else:
         print_coverage(found, covered, table)
+        first = [covered[0].op] if covered else []
+        following = ["show", found.name, "--table", *first] if first else ["list"]
+        next_command("tables", *following)
 
 
 @app.command("import")

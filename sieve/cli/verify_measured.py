@@ -23,6 +23,10 @@ def measured(
         bool, typer.Option("--eligible", help="Only rows marked as fully known.")
     ] = False,
     strict: _StrictFlag = False,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(help="Correct predictions by what `sieve calibrate` learned.", metavar="FILE"),
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Replay measured runs and compare latency and throughput, one row a run.
@@ -31,7 +35,12 @@ def measured(
     """
     from sieve.verify.measured import missed, verify_measured
 
-    report = verify_measured(path, eligible_only=eligible)
+    learned = None
+    if calibration is not None:
+        from sieve.calibration.serving_file import read_calibration
+
+        learned = read_calibration(calibration)
+    report = verify_measured(path, eligible_only=eligible, calibration=learned)
     if as_json:
         print_json(report)
     else:

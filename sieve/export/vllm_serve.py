@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from sieve.errors import ExportError
-from sieve.frames import engine_option
+from sieve.frames import engine_option, gpus_per_replica
 
 WRITTEN_FOR: Final = "vLLM 0.33.0"
 _VALUE_FLAGS: Final = {
@@ -21,6 +21,7 @@ _VALUE_FLAGS: Final = {
     "--kv-cache-dtype": ("kv_cache_dtype", str),
 }
 _CONTEXT_PARALLEL: Final = "--decode-context-parallel-size"
+_DATA_PARALLEL: Final = "--data-parallel-size"
 _NODE_RANK: Final = "${NODE_RANK:?}"
 _MASTER_ADDR: Final = "${MASTER_ADDR:?}"
 _REST: Final = "$@"
@@ -55,6 +56,8 @@ def serve_command(
     shared = row.get("decode_context_parallel_size", 1)
     if shared > 1:
         args += [_CONTEXT_PARALLEL, str(shared)]
+    if row.get("data_parallel_size", 1) > 1:
+        args += [_DATA_PARALLEL, str(row["data_parallel_size"])]
     if row["ep"] > 1:
         args.append("--enable-expert-parallel")
     if row["weight_dtype"] in _PLAIN:
@@ -101,6 +104,7 @@ def parse_command(args: Sequence[str]) -> dict[str, Any]:
         "model": args[2],
         "ep": 1,
         "decode_context_parallel_size": 1,
+        "data_parallel_size": 1,
         "long_prefill_token_threshold": 0,
     }
     expert_parallel = False
@@ -119,11 +123,13 @@ def parse_command(args: Sequence[str]) -> dict[str, Any]:
             row["scheduling_policy"] = _value(flag, rest, str)
         elif flag == _CONTEXT_PARALLEL:
             row["decode_context_parallel_size"] = _value(flag, rest, int)
+        elif flag == _DATA_PARALLEL:
+            row["data_parallel_size"] = _value(flag, rest, int)
         elif flag == "--nnodes":
             row["nodes"] = _value(flag, rest, int)
-        elif flag in {"--node-rank", "--master-addr"}:
-            _value(flag, rest, str)  # of one node, not of the candidate
-        elif flag == _REST:
+        elif flag in {"--node-rank", "--master-addr", "--port", "--served-model-name"}:
+            _value(flag, rest, str)  # of one node or of the address, not of the candidate
+        elif flag in {_REST, "--headless"}:
             continue
         elif flag == _THRESHOLD:
             row["long_prefill_token_threshold"] = _value(flag, rest, int)
@@ -134,7 +140,7 @@ def parse_command(args: Sequence[str]) -> dict[str, Any]:
         else:
             raise ExportError(f"unknown flag {flag!r} in a vllm serve command")
     if expert_parallel:
-        row["ep"] = row["tp"]
+        row["ep"] = row["tp"] * row["data_parallel_size"]
     if "block_size" in row:
         row["block_size"] *= row["decode_context_parallel_size"]
     return row
@@ -176,7 +182,7 @@ def serve_script(
         )
     replicas = row["replicas"]
     lines.append(
-        f"# One of {replicas} replicas on {row['tp'] * row['pp']} x {_comment(row['gpu'])}"
+        f"# One of {replicas} replicas on {gpus_per_replica(row)} x {_comment(row['gpu'])}"
         + ("; start each on its own GPUs behind a round-robin router." if replicas > 1 else ".")
     )
     if model == CHECKPOINT:

@@ -75,6 +75,7 @@ def disaggregate(
     context, shapes, total = load_shapes(spec, asked, overrides=raised, count=count)
     if context.requests.previous is not None:
         raise InvalidInput("prefill and decode apart take traffic without sessions")
+    shapes = _one_engine(shapes, named=bool(asked))
     pairs = _pairs(shapes, len(prefill), len(decode))
     if len(pairs) > MAX_PAIRS:
         raise InvalidInput(f"{len(pairs)} pairs of shapes; at most {MAX_PAIRS} are tried")
@@ -103,6 +104,21 @@ def disaggregate(
         "gain": None if not best or not rival else best / rival - 1.0,
         "assumptions": list(ASSUMPTIONS),
     }
+
+
+def _one_engine(shapes: list[Shape], *, named: bool) -> list[Shape]:
+    """Return the shapes whose replicas are one engine; data-parallel ranks are not replayed apart.
+
+    Raises:
+        InvalidInput: the user named another, or there is none.
+    """
+    alone = [shape for shape in shapes if shape.table.lock_step is None]
+    if not alone or (named and len(alone) < len(shapes)):
+        raise InvalidInput(
+            "prefill and decode apart take engines without data-parallel ranks; "
+            "choose shapes with data_parallel_size=1"
+        )
+    return alone
 
 
 def _order(row: Mapping[str, Any]) -> tuple[Any, ...]:

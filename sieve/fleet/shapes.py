@@ -17,7 +17,7 @@ from sieve.context import RunContext
 from sieve.detail import choose
 from sieve.errors import InvalidInput
 from sieve.formulas.sizing import cost_per_mtok
-from sieve.frames import AXES, OPTIONS, bound_column
+from sieve.frames import AXES, OPTIONS, bound_column, gpus_per_replica
 from sieve.grid import Grid
 from sieve.parallel import LocalExecutor
 from sieve.perf.cache import FAMILY
@@ -63,7 +63,7 @@ class Shape:
     @property
     def gpus(self) -> int:
         """GPUs of one replica."""
-        return int(self.row["tp"]) * int(self.row["pp"])
+        return gpus_per_replica(self.row)
 
     @property
     def name(self) -> str:
@@ -199,7 +199,7 @@ def _best(frame: pl.DataFrame, context: RunContext, count: int) -> pl.DataFrame:
     estimates = Estimates(
         frame, context.tables, context.requests, context.workload, Ends(step=1.0, prompt=1.0)
     )
-    served = estimates.capacity_per_s() / (frame["tp"] * frame["pp"]).to_numpy()
+    served = estimates.capacity_per_s() / frame["num_gpus"].to_numpy()
     prices = {name: gpu.usd_per_gpu_hour for name, gpu in context.gpus.items()}
     if all(price is not None for price in prices.values()):
         served = served / frame["gpu"].replace_strict(prices, return_dtype=pl.Float64).to_numpy()

@@ -31,13 +31,6 @@ _KV_LATER: Final = (
 KV_BYTES: Final = {k: size for k, size in _ALL_KV_BYTES.items() if k not in _KV_LATER}
 """Bytes of one cached number in the formats that a run models."""
 
-_LATER: Final = {
-    "data_parallel_size": "data-parallel attention is not modelled yet: engines that share experts "
-    "run in lock step, which the replay does not follow. Leave the axis out; engines that share "
-    "nothing are `replicas`"
-}
-"""Options of the engine that are refused by name -> why, and what to do."""
-
 
 @dataclass(frozen=True)
 class Axis:
@@ -119,7 +112,7 @@ def resolve_axes(
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"axes are: gpu, {', '.join(known)}"
-            faults.append(Fault(f"grid.axes.{name}", _LATER.get(name, f"unknown axis; {hint}")))
+            faults.append(Fault(f"grid.axes.{name}", f"unknown axis; {hint}"))
     defaults: dict[str, list[Any]] = {
         "tp": [1], "pp": [1], "ep": [1], "replicas": [1],
         "weight_dtype": [_checkpoint_precision(model, spec, faults)], "kv_cache_dtype": ["auto"],

@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 
 from sieve.catalog.precisions import STORED_WEIGHT_BYTES
-from sieve.frames import columns_after
+from sieve.frames import columns_after, num_gpus
 from sieve.grid.axes import KV_BYTES, PRECISIONS
 from sieve.grid.expand import candidate_id
 
@@ -36,7 +36,7 @@ def changed(
     if "kv_cache_dtype" in changes:
         size = KV_BYTES[changes["kv_cache_dtype"]]
         frame = frame.with_columns(pl.lit(size, pl.Float64).alias("kv_bytes_per_element"))
-    frame = frame.with_columns((pl.col("tp") * pl.col("pp") * pl.col("replicas")).alias("num_gpus"))
+    frame = frame.with_columns(num_gpus())
     # The id names the block of one rank, the column that of all ranks.
     own = pl.col("block_size") // pl.col("decode_context_parallel_size")
     named = frame.with_columns(own.alias("block_size"))

@@ -16,13 +16,13 @@ from sieve.catalog.architecture import EngineProfile, Gpu, ModelArchitecture
 from sieve.catalog.engines import chunks_prompts, default_block_size, default_for_gpu
 from sieve.catalog.precisions import STORED_WEIGHT_BYTES
 from sieve.errors import Fault, NotYetError, SieveError, SpecError
-from sieve.frames import OPTIONS
+from sieve.frames import OPTIONS, num_gpus
 from sieve.grid.axes import KV_BYTES, Axis, resolve_axes, resolve_gpus
 from sieve.spec import ResolvedSpec
 
 MAX_CANDIDATES: Final = 5_000_000
 _TYPES: Final = {int: pl.Int64, float: pl.Float64, bool: pl.Boolean, type(None): pl.Int64}
-_CONTEXT_PARALLEL: Final = "decode_context_parallel_size"
+_NOT_PLAIN: Final = ("data_parallel_size", "decode_context_parallel_size")
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,9 +49,10 @@ def expand(spec: ResolvedSpec, model: ModelArchitecture, engine: EngineProfile) 
         NotYetError: an axis of the contract that this version does not model.
     """
     faults: list[Fault] = []
-    if engine.name == "reference" and _CONTEXT_PARALLEL in spec.grid.axes:
+    if engine.name == "reference":
         text = "the plain rules of engine reference have no such option; leave the axis out"
-        faults.append(Fault(f"grid.axes.{_CONTEXT_PARALLEL}", text))
+        given = [name for name in _NOT_PLAIN if name in spec.grid.axes]
+        faults += [Fault(f"grid.axes.{name}", text) for name in given]
     gpus = resolve_gpus(spec, faults)
     axes = resolve_axes(spec, model, faults)
     if faults:
@@ -167,6 +168,7 @@ def _frame_of(
             pl.col("gpu").replace_strict(by_gpu, return_dtype=pl.Int64).alias(name)
         )
     fill: dict[str, Any] = {
+        "data_parallel_size": 1,
         "decode_context_parallel_size": 1,
         "enable_chunked_prefill": chunks_prompts(engine, model),
         "enable_prefix_caching": bool(engine.defaults["enable_prefix_caching"]),
@@ -198,7 +200,7 @@ def _frame_of(
         pl.col("kv_cache_dtype")
         .replace_strict(KV_BYTES, return_dtype=pl.Float64)
         .alias("kv_bytes_per_element"),
-        (pl.col("tp") * pl.col("pp") * pl.col("replicas")).alias("num_gpus"),
+        num_gpus(),
     )
 
 

@@ -30,9 +30,11 @@ class LedgerInput:
 
     What is None takes its plain value: `expert_bytes_per_param` that of all weights, `ep` 1,
     `max_num_batched_tokens` the engine's smallest default, `max_model_len` the model's limit,
-    `enforce_eager` False, `dcp` (ranks that share a sequence's cache) 1. `extra_bytes` is added to
-    the terms that it names: `activation_bytes`, `non_torch_bytes`, `graph_bytes`. `partition` holds
-    the layers of each stage where `pp` is its length; elsewhere the engine divides them.
+    `enforce_eager` False, `dcp` (ranks that share a sequence's cache) 1, `dp` (data-parallel ranks
+    that share the experts, `ep` being `tp * dp`; every figure is of one of them) 1. `extra_bytes`
+    is added to the terms that it names: `activation_bytes`, `non_torch_bytes`, `graph_bytes`.
+    `partition` holds the layers of each stage where `pp` is its length; elsewhere the engine
+    divides them.
     """
 
     memory_bytes: FloatArray
@@ -51,6 +53,7 @@ class LedgerInput:
     enforce_eager: BoolArray | None = None
     kv_dtype: str = ""
     dcp: IntArray | None = None
+    dp: IntArray | None = None
     extra_bytes: Mapping[str, FloatArray] | None = None
     partition: tuple[int, ...] = ()
 
@@ -219,7 +222,7 @@ def stage_ledgers(
     """
     n = len(given.tp)
     constants = engine.ledger
-    ep = _or(given.ep, n, 1)
+    ep, dp = _or(given.ep, n, 1), _or(given.dp, n, 1)
     tokens = _or(given.max_num_batched_tokens, n, _least_budget(engine))
     eager = np.zeros(n, np.bool_) if given.enforce_eager is None else given.enforce_eager
     lengths = _length(model, given)
@@ -229,11 +232,11 @@ def stage_ledgers(
         model, constants, max_num_seqs=given.max_num_seqs, max_num_batched_tokens=tokens
     )
     forward = reserves.forward_bytes(
-        model, constants, max_num_batched_tokens=tokens, tp=given.tp, ep=ep
+        model, constants, max_num_batched_tokens=tokens, tp=given.tp, ep=ep, dp=dp
     )
     extra = given.extra_bytes or {}
     non_torch = _corrected(
-        reserves.non_torch_bytes(constants, given.tp * given.pp), extra, "non_torch_bytes"
+        reserves.non_torch_bytes(constants, given.tp * given.pp * dp), extra, "non_torch_bytes"
     )
     shapes, place = _shapes(given)
     tables = _StageTables(model, engine, shapes, given.kv_dtype, given.partition)

@@ -43,11 +43,13 @@ def forward_bytes(
     max_num_batched_tokens: IntArray,
     tp: IntArray,
     ep: IntArray,
+    dp: IntArray | int = 1,
 ) -> FloatArray:
     """Return the activation peak of the trial forward pass in bytes, (n,).
 
     Input and residual, and the widest feed-forward block: gate and up side by side and their
-    product; for experts the gathered tokens of one pass (vLLM `fused_moe`).
+    product; for experts the gathered tokens of one pass (vLLM `fused_moe`), with data-parallel
+    ranks those of all of them, before and after the experts.
     """
     tokens = np.asarray(max_num_batched_tokens, np.float64)
     wide = model.ffn_projections * float(model.intermediate_size or 0) / tp
@@ -55,7 +57,8 @@ def forward_bytes(
         inner = model.moe.moe_intermediate_size / np.maximum(1, tp // np.maximum(1, ep))
         outer = model.expert_input_size or model.hidden_size
         gathered = np.maximum((model.ffn_projections - 1) * inner, outer) + inner
-        wide = np.maximum(wide, model.moe.num_experts_per_tok * gathered)
+        copies = np.where(dp > 1, 2.0 * outer, 0.0)
+        wide = np.maximum(wide, dp * (model.moe.num_experts_per_tok * gathered + copies))
     elements = tokens * (2.0 * model.hidden_size + wide)
     return np.asarray(constants["activation_base_bytes"] + elements * ACTIVATION_BYTES, np.float64)
 

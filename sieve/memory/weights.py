@@ -20,6 +20,7 @@ from sieve.catalog.matrices import (
     last_matrices,
     layer_matrices,
     layer_plans,
+    shares_tokens,
 )
 from sieve.catalog.precisions import STORED_WEIGHT_BYTES
 from sieve.memory.formats import PLAIN_BYTES, weight_format
@@ -83,7 +84,7 @@ def stage_weight_bytes(
         pp: pipeline parallel size.
         linear: bytes of a quantised weight outside the routed experts.
         expert: bytes of a weight of the routed experts.
-        ep: expert parallel size, 1 or `tp`.
+        ep: expert parallel size: 1, `tp`, or with data-parallel ranks `tp` times their number.
         partition: layers of each stage; empty: as the engine divides them.
     """
     if not model.is_detailed:
@@ -144,7 +145,11 @@ def _part_bytes(model: ModelArchitecture, linear: float, expert: float) -> Mappi
 def _layer_bytes(
     model: ModelArchitecture, plan: LayerPlan, sizes: Mapping[str, float], tp: int, ep: int
 ) -> float:
-    total = sum(_matrix_bytes(matrix, sizes, tp, ep) for matrix in layer_matrices(model, plan))
+    whole = shares_tokens(model, tp=tp, dp=ep // tp)
+    total = sum(
+        _matrix_bytes(matrix, sizes, 1 if whole and matrix.part == "shared" else tp, ep)
+        for matrix in layer_matrices(model, plan)
+    )
     if plan.kind is not None and plan.kind.kind == "latent":
         # The engine keeps the up-projection of the latent a second time, unquantised, so that
         # decodes can work in the latent (vLLM `v1/attention/backends/mla`).

@@ -28,7 +28,7 @@ class ServingShape:
         gpu: accelerator.
         tp: tensor parallel size.
         pp: pipeline stages.
-        ep: expert parallel size, 1 or a divisor of `tp`.
+        ep: expert parallel size, 1 or a divisor of `tp`; with data-parallel ranks of `tp x dp`.
         weight_dtype: `bf16`, `fp16`, `fp8`, `int8`, `int4`, `mxfp4` or `nvfp4`.
         kv_cache_dtype: `auto`, `bfloat16`, `float16`, or a name that begins with `fp8`.
         max_num_batched_tokens: tokens of one iteration at most.
@@ -39,6 +39,7 @@ class ServingShape:
         nodes: hosts that the replica spans, each with equally many of its ranks.
         scale_out_bytes_per_s: rate of the network between hosts, one GPU, one direction.
         dcp: decode context parallel size, ranks that share out the tokens of a sequence.
+        dp: data-parallel ranks of the replica, each with `tp x pp` GPUs, that share its experts.
     """
 
     model: ModelArchitecture
@@ -56,17 +57,17 @@ class ServingShape:
     nodes: int = 1
     scale_out_bytes_per_s: float = 0.0
     dcp: int = 1
+    dp: int = 1
 
     def __post_init__(self) -> None:
         """Refuse sizes below 1 and splits that leave a rest."""
         for name in ("tp", "pp", "ep", "max_num_batched_tokens", "max_num_seqs", "max_context",
-                     "nodes", "dcp"):  # fmt: skip
+                     "nodes", "dcp", "dp"):  # fmt: skip
             if getattr(self, name) < 1:
                 raise InvalidInput(f"{name}: found {getattr(self, name)}, must be at least 1")
-        if self.tp * self.pp % self.nodes:
-            raise InvalidInput(
-                f"nodes: found {self.nodes}, must divide tp x pp = {self.tp * self.pp}"
-            )
+        gpus = self.tp * self.pp * self.dp
+        if gpus % self.nodes:
+            raise InvalidInput(f"nodes: found {self.nodes}, must divide tp x pp x dp = {gpus}")
         inside = self.gpus_on_node
         if inside % self.tp and self.tp % inside:
             raise InvalidInput(
@@ -83,7 +84,7 @@ class ServingShape:
     @property
     def gpus_on_node(self) -> int:
         """Ranks of the replica on each of its hosts."""
-        return self.tp * self.pp // self.nodes
+        return self.tp * self.pp * self.dp // self.nodes
 
     def hosts_of(self, num_gpus: int) -> int:
         """Return how many hosts neighbouring ranks of a group of this size span."""

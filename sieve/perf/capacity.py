@@ -6,7 +6,7 @@ At batch m per pipeline stage a request occupies the device for
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -61,6 +61,29 @@ def workload_of(requests: Requests) -> Workload:
         span_s=float(requests.arrival_s[-1] - requests.arrival_s[0]),
         longest=int((requests.input_tokens + requests.output_tokens).max()),
     )
+
+
+def unshared(table: StepTable) -> StepTable:
+    """Return a rank's table with the other data-parallel ranks idle, another table as it is.
+
+    No step of the rank can be quicker: the others run at least one token along.
+    """
+    step = table.lock_step
+    if step is None:
+        return table
+    largest = len(step.local_s) - 1
+    tokens = np.arange(largest + 1)
+    held = np.minimum(tokens, len(step.graph_size) - 1)
+    runs = np.where(tokens < len(step.graph_size), step.graph_size[held], tokens)
+    together = np.where(tokens < len(step.graph_size), step.ranks * runs, tokens + step.ranks - 1)
+    alone = step.local_s[runs] + step.shared_s[np.minimum(together, len(step.shared_s) - 1)]
+    alone[0] = 0.0
+    mixed = np.maximum(alone, step.launch_s)
+    mixed[0] = 0.0
+    return replace(
+        table, token_s=mixed[: len(table.token_s)],
+        decode_token_s=alone[: len(table.decode_token_s)],
+    )  # fmt: skip
 
 
 def decode_curve_s(table: StepTable, context: float, max_num_seqs: int) -> FloatArray:

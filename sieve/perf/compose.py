@@ -15,11 +15,12 @@ from typing import Final
 
 import numpy as np
 
-from sieve.arrays import FloatArray, IntArray, StepTable
+from sieve.arrays import FloatArray, IntArray, LockStep, StepTable
 from sieve.perf import context_parallel
 from sieve.perf.base import EXTRAPOLATED, ROOFLINE, Part, ServingShape, Timing, split, total
 from sieve.perf.collectives import allreduce_part, crossing_sends, link_rate, network_rate
 from sieve.perf.constants import StepConstants, step_constants
+from sieve.perf.expert_exchange import shared_parts
 from sieve.perf.gemm import BF16, gemm_timing
 from sieve.perf.kernel_table import KernelTable, load
 from sieve.perf.layers import (
@@ -82,6 +83,9 @@ class StepParts:
         length, prefill_parts: lengths (np,) from 0 and mixing over prompts.
         floor: fixed part of a step's prefill mixing, all layers.
         evidence_parts: token parts, decode parts at a usual batch, and prefill point, for shares.
+        graphs: captured batch sizes.
+        shared_tokens, shared_parts: as `tokens` and `token_parts`, of what data-parallel ranks do
+            together; empty with one.
     """
 
     shape: ServingShape
@@ -97,6 +101,9 @@ class StepParts:
     prefill_parts: list[Part]
     floor: Timing
     evidence_parts: tuple[list[Part], Timing, list[Part], int]
+    graphs: tuple[int, ...]
+    shared_tokens: FloatArray
+    shared_parts: list[Part]
 
 
 def build_step_table(
@@ -130,7 +137,10 @@ def step_parts(shape: ServingShape, *, cudagraph_sizes: Sequence[int] | None = N
     kernels = _Kernels.of(shape)
     sizes = _graph_sizes(shape) if cudagraph_sizes is None else sorted(cudagraph_sizes)
     padded = padded_sizes(shape.max_num_seqs, sizes)
+    mixed = padded_sizes(shape.max_num_batched_tokens, sizes)
+    largest = max(shape.max_num_batched_tokens, int(padded[-1]), int(mixed.max()))
     grid = _bends(shape, max(shape.max_num_batched_tokens, int(padded[-1])))
+    together = _bends(shape, shape.dp * largest) if shape.dp > 1 else np.zeros(0)
     batch, context = decode_axes(shape)
     length = prefill_axis(shape)
     prefill, floor = prefill_parts(shape, length)
@@ -140,7 +150,7 @@ def step_parts(shape: ServingShape, *, cudagraph_sizes: Sequence[int] | None = N
         tokens=grid,
         token_parts=tokens,
         padded=padded,
-        mixed=padded_sizes(shape.max_num_batched_tokens, sizes),
+        mixed=mixed,
         head=_head(shape, kernels, np.arange(1.0, shape.max_num_seqs + 1)),
         batch=batch,
         context=context,
@@ -149,6 +159,9 @@ def step_parts(shape: ServingShape, *, cudagraph_sizes: Sequence[int] | None = N
         prefill_parts=prefill,
         floor=floor,
         evidence_parts=_evidence_parts(shape, kernels, grid, tokens, length),
+        graphs=tuple(sizes),
+        shared_tokens=together,
+        shared_parts=shared_parts(shape, kernels.moe, together) if shape.dp > 1 else [],
     )
 
 
@@ -168,9 +181,14 @@ def assemble(
         before_v1: the engine is vLLM before 0.8, whose host work was heavier.
     """
     shape, pp = parts.shape, parts.shape.pp
-    token = np.append(0.0, _sum(parts.token_parts, constants, len(parts.tokens)).total_s)
     largest = max(shape.max_num_batched_tokens, int(parts.padded[-1]), int(parts.mixed.max()))
-    dense = np.interp(np.arange(largest + 1.0), np.append(0.0, parts.tokens), token)
+    dense = _by_tokens(parts.tokens, parts.token_parts, constants, largest)
+    launched = constants.layer_launch_s * num_blocks(shape) / 2
+    lock_step = None
+    if shape.dp > 1:
+        shared = _by_tokens(parts.shared_tokens, parts.shared_parts, constants, shape.dp * largest)
+        lock_step = LockStep(shape.dp, dense, shared, _graph_of(parts.graphs, largest), launched)
+        dense = dense + shared[:: shape.dp]
     head = np.append(0.0, parts.head.total_s)
     decode, mixed = constants.host_decode_s, constants.host_mixed_s
     if _is_blackwell(shape):
@@ -179,7 +197,6 @@ def assemble(
         old = constants.old_host_factor if before_v1 else 1.0
         decode, mixed = decode + old * constants.sync_step_s, mixed + old * constants.sync_step_s
         head = head + old * constants.sync_sequence_s * np.arange(len(head))
-    launched = constants.layer_launch_s * num_blocks(shape) / 2
     with_prompts = np.maximum(dense[parts.mixed], launched)
     with_prompts[0] = 0.0
     points = len(parts.batch) * len(parts.context)
@@ -202,9 +219,25 @@ def assemble(
         host_mixed_s=mixed * pp,
         pp=pp,
         pp_transfer_s=_pp_transfer_s(shape),
+        lock_step=lock_step,
         component_evidence=_evidence(parts, constants),
         notes=table_notes(shape),
     )
+
+
+def _by_tokens(
+    grid: FloatArray, parts: Sequence[Part], constants: StepConstants, largest: int
+) -> FloatArray:
+    """Return the time of parts by whole numbers of tokens, (largest + 1,), 0 for none."""
+    time = np.append(0.0, _sum(parts, constants, len(grid)).total_s)
+    dense: FloatArray = np.interp(np.arange(largest + 1.0), np.append(0.0, grid), time)
+    return dense
+
+
+def _graph_of(sizes: Sequence[int], largest: int) -> IntArray:
+    """Return the captured size that holds each number of tokens, up to the largest captured."""
+    kept = [size for size in sizes if size <= largest]
+    return padded_sizes(max(kept, default=0), kept)
 
 
 def default_cudagraph_sizes(largest: int = _LARGEST_GRAPH) -> list[int]:
@@ -280,7 +313,8 @@ def _token_parts(shape: ServingShape, kernels: _Kernels, m: FloatArray) -> list[
         return [*parts, Part(parametric_tokens(shape, m))]
     matrices = products(shape)
     for product in matrices:
-        time = gemm_timing(shape.gpu, kernels.gemm, product.n, product.k, product.precision, m)
+        tokens = np.ceil(m / product.parts) if product.parts > 1 else m
+        time = gemm_timing(shape.gpu, kernels.gemm, product.n, product.k, product.precision, tokens)
         parts.append(Part(time, count=product.count))
     ones = Timing.of(np.ones(len(m)), EXTRAPOLATED)
     for constant, count in (
@@ -292,7 +326,7 @@ def _token_parts(shape: ServingShape, kernels: _Kernels, m: FloatArray) -> list[
         width = shape.model.moe.num_experts, shape.model.hidden_size
         product_s = fp32_gemm_roofline_s(shape.gpu, m, *width)
         parts.append(Part(Timing.of(product_s, ROOFLINE), count=wide))
-    if expert_layers := num_expert_layers(shape):
+    if (expert_layers := num_expert_layers(shape)) and shape.dp == 1:
         parts += expert_parts(shape, kernels.moe, m, expert_layers)
     return parts
 
@@ -335,9 +369,12 @@ def _evidence_parts(
     decodes = float(min(_REPRESENTATIVE_DECODES, shape.max_num_seqs))
     prompt = float(min(_REPRESENTATIVE_PROMPT, shape.max_num_batched_tokens))
     context = float(min(_REPRESENTATIVE_CONTEXT, shape.max_context))
+    points = np.array([decodes, prompt])
+    usual = _some_points(tokens, grid, points) or _token_parts(shape, kernels, points)
+    if shape.dp > 1:
+        usual = [*usual, *shared_parts(shape, kernels.moe, shape.dp * points)]
     return (
-        _some_points(tokens, grid, np.array([decodes, prompt]))
-        or _token_parts(shape, kernels, np.array([decodes, prompt])),
+        usual,
         _head(shape, kernels, np.array([decodes])),
         decode_parts(shape, np.array([decodes]), np.array([context])),
         int(np.argmin(np.abs(length - prompt))),

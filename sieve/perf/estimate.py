@@ -15,8 +15,9 @@ import numpy as np
 import polars as pl
 
 from sieve.arrays import FloatArray, IntArray, Requests
+from sieve.frames import num_engines
 from sieve.perf.cache import FAMILY, StepTables
-from sieve.perf.capacity import Workload, decode_curve_s, prefill_cost_s, prompt_s
+from sieve.perf.capacity import Workload, decode_curve_s, prefill_cost_s, prompt_s, unshared
 
 BUSY_WINDOW_S: Final = 30.0
 MAX_PREFILL_SHARE: Final = 0.95
@@ -41,6 +42,8 @@ class Estimates:
 
     Attributes:
         candidates: rows with the family columns, `batch`, `replicas`, `max_num_batched_tokens`.
+            Data-parallel ranks count as engines of their own whose steps all ranks share evenly,
+            or, at the optimistic end, that have the others' GPUs to themselves.
         tables: step tables.
         requests: traffic at level 1.0.
         workload: its means.
@@ -57,11 +60,14 @@ class Estimates:
 
     def __post_init__(self) -> None:
         keys = (*FAMILY, "max_num_batched_tokens")
-        rows = self.candidates.select(*keys, "batch", "replicas").with_row_index("row")
+        engines = num_engines().alias("engines")
+        rows = self.candidates.select(*keys, "batch", engines).with_row_index("row")
         curves: dict[tuple[Any, ...], FloatArray] = {}
         for key, part in rows.group_by(*keys, maintain_order=True):
             family, budget = key[:-1], int(key[-1])
             table = self.tables.get(family)
+            if self.ends.is_optimistic:
+                table = unshared(table)
             if family not in curves:
                 curves[family] = decode_curve_s(
                     table, self.workload.decode_context, self.tables.max_num_seqs
@@ -74,7 +80,7 @@ class Estimates:
             self._groups.append(
                 _Group(
                     rows=part["row"].to_numpy(),
-                    replicas=part["replicas"].to_numpy(),
+                    engines=part["engines"].to_numpy(),
                     most=np.clip(most, 1, len(batch)),
                     pp=table.pp,
                     decode_s=decode,
@@ -100,7 +106,7 @@ class Estimates:
         """Return the requests per second that all replicas can serve, (n,)."""
         out = np.empty(self.size)
         for g in self._groups:
-            out[g.rows] = g.served_per_s[g.most - 1] * g.replicas
+            out[g.rows] = g.served_per_s[g.most - 1] * g.engines
         return out
 
     def tpot_s(self, stat: str) -> FloatArray:
@@ -158,7 +164,7 @@ class _Group:
     """Candidates of one family and token budget; curves by batch per stage from 1."""
 
     rows: IntArray
-    replicas: IntArray
+    engines: IntArray
     most: IntArray
     pp: int
     decode_s: FloatArray
@@ -170,10 +176,10 @@ class _Group:
         """Return (time per token, utilisation) where the offered rate, or the users, are served."""
         limit = self.served_per_s[self.most - 1]
         if rate is None:
-            batch = np.clip(-(-(load.users or 1) // (self.replicas * self.pp)), 1, self.most)
+            batch = np.clip(-(-(load.users or 1) // (self.engines * self.pp)), 1, self.most)
             wanted = self.served_per_s[batch - 1]
         else:
-            wanted = np.minimum(rate / self.replicas, limit)
+            wanted = np.minimum(rate / self.engines, limit)
             batch = np.minimum(np.searchsorted(self.served_per_s, wanted) + 1, self.most)
         share = wanted * self.prefill_s[batch - 1] / self.pp
         tpot = self.decode_s[batch - 1] / (1.0 - np.minimum(share, MAX_PREFILL_SHARE))

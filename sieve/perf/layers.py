@@ -13,7 +13,14 @@ from functools import lru_cache
 from typing import Final
 
 from sieve.catalog.architecture import LayerKind, ModelArchitecture
-from sieve.catalog.matrices import LayerPlan, Matrix, layer_matrices, layer_plans, plain_kinds
+from sieve.catalog.matrices import (
+    LayerPlan,
+    Matrix,
+    layer_matrices,
+    layer_plans,
+    plain_kinds,
+    shares_tokens,
+)
 from sieve.perf.base import ServingShape, split
 from sieve.perf.gemm import BF16, Precision, linear_precision
 from sieve.perf.moe import expert_dtype
@@ -26,12 +33,13 @@ _FP32_ROUTERS: Final = "MiniMaxM2"
 
 @dataclass(frozen=True)
 class Product:
-    """`count` products y[m, n] = x[m, k] w[n, k] on one GPU."""
+    """`count` products y[m / parts, n] = x[m / parts, k] w[n, k] on one GPU for m tokens."""
 
     count: int
     n: int
     k: int
     precision: Precision
+    parts: int = 1
 
 
 @dataclass(frozen=True)
@@ -44,17 +52,19 @@ class Mixer:
 
 def products(shape: ServingShape) -> list[Product]:
     """Return the dense matrix products of all layers on one GPU, equal ones together."""
-    found: Counter[tuple[int, int, Precision]] = Counter()
+    found: Counter[tuple[int, int, Precision, int]] = Counter()
+    whole = shares_tokens(shape.model, tp=shape.tp, dp=shape.dp)
     for (plan, plain), count in _plans(shape).items():
         for matrix in layer_matrices(shape.model, plan):
             if matrix.part not in _MULTIPLIED or matrix.name in _SMALL:
                 continue
-            copies, rows, cols = matrix.shape(shape.tp)
+            parts = shape.tp if whole and matrix.part == "shared" else 1
+            copies, rows, cols = matrix.shape(shape.tp // parts)
             if matrix.part == "router" and shape.model.architecture.startswith(_FP32_ROUTERS):
                 continue
             precision = BF16 if plain else precision_of(shape, matrix)
-            found[rows, cols, precision] += count * copies
-    return [Product(count, n, k, precision) for (n, k, precision), count in found.items()]
+            found[rows, cols, precision, parts] += count * copies
+    return [Product(count, *size) for size, count in found.items()]
 
 
 def mixers(shape: ServingShape) -> list[Mixer]:
@@ -129,7 +139,8 @@ def moved_elements(shape: ServingShape) -> tuple[float, float]:
             inner += moe.num_experts_per_tok * moe.moe_intermediate_size
             inner += moe.shared_intermediate_size
             outer = shape.model.expert_input_size or shape.model.hidden_size
-            elements += 2.0 * moe.num_experts_per_tok / shape.ep * outer
+            # Of data-parallel ranks each visits here what its share of all their tokens does.
+            elements += 2.0 * moe.num_experts_per_tok * shape.dp / shape.ep * outer
         elements += 3.0 * split(inner, shape.tp)
         if moe:
             experts += count * elements

@@ -111,20 +111,21 @@ def experts_of(shape: ServingShape) -> Experts:
     """Return the expert layer of a deployment.
 
     Raises:
-        InvalidInput: the model has no experts, or `ep` does not divide `tp`.
+        InvalidInput: the model has no experts, or `ep` does not divide `tp x dp`.
     """
     moe = shape.model.moe
     if moe is None:
         raise InvalidInput(f"{shape.model.name} has no experts")
-    if shape.tp % shape.ep:
-        raise InvalidInput(f"ep {shape.ep} does not divide tp {shape.tp}; choose a divisor")
+    ranks = shape.tp * shape.dp
+    if ranks % shape.ep:
+        raise InvalidInput(f"ep {shape.ep} does not divide tp x dp = {ranks}; choose a divisor")
     dtype = expert_dtype(shape)
     own = dtype != shape.weight_dtype
     nominal = STORED_WEIGHT_BYTES[dtype] if own else shape.weight_bytes_per_param
     nominal = {"bf16": 2.0, "fp16": 2.0}.get(dtype, nominal)
     return Experts(
         shape.model.expert_input_size or shape.model.hidden_size, moe.moe_intermediate_size,
-        moe.num_experts_per_tok, moe.num_experts, shape.tp // shape.ep, shape.ep,
+        moe.num_experts_per_tok, moe.num_experts, ranks // shape.ep, shape.ep,
         shape.model.ffn_projections, nominal,
     )  # fmt: skip
 

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from sieve.perf import context_parallel
+from sieve.perf import context_parallel, expert_exchange
 from sieve.perf.attention import Heads, nearest_site
 from sieve.perf.base import ServingShape
 from sieve.perf.collectives import allreduce_note, crossing_sends, in_fast_domain
@@ -69,6 +69,8 @@ def _links(shape: ServingShape) -> list[str]:
         )
     if shape.dcp > 1:
         notes.append(context_parallel.note(shape))
+    if shape.dp > 1:
+        notes.append(expert_exchange.note(shape))
     return notes
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import polars as pl
 
 from sieve.arrays import BoolArray, IntArray
+from sieve.frames import num_engines
 from sieve.memory.ledger import has_one_kind
 from sieve.perf.estimate import Estimates
 
@@ -73,7 +74,7 @@ def replay_cost(
     chosen = _distinct(estimates, fixed)
     n, load = len(estimates.requests), estimates.workload
     tokens = float(estimates.requests.output_tokens.sum())
-    replicas = frame["replicas"].to_numpy()[chosen]
+    replicas = frame.select(num_engines()).to_series().to_numpy()[chosen]
     engines = np.minimum(replicas, min(load.users or n, n))
     token_s = estimates.tpot_s("mean")[chosen]
     one_kind = has_one_kind(estimates.tables.model)
@@ -96,6 +97,7 @@ def _has_events_form(frame: pl.DataFrame, *, in_sequence: bool, one_kind: bool) 
     )
     if not in_sequence:
         fast &= pl.col("pp") == 1
+    fast &= pl.col("data_parallel_size") == 1
     return frame.select(fast & pl.lit(one_kind)).to_series().to_numpy()
 
 
@@ -103,7 +105,7 @@ def _distinct(estimates: Estimates, fixed: Sequence[str]) -> IntArray:
     """Return the rows of one candidate of each set that is expected to run alike."""
     frame, load = estimates.candidates, estimates.workload
     rate = load.rate_per_s
-    replicas = frame["replicas"].to_numpy()
+    replicas = frame.select(num_engines()).to_series().to_numpy()
     if load.users is not None:
         concurrency = np.ceil(load.users / replicas)
     elif rate is None or not np.isfinite(rate):

@@ -18,6 +18,8 @@ SIMULATED: Final = 5
 COINCIDE: Final = 0.01
 """Relative difference below which no benchmark can tell two predictions apart."""
 
+_FAMILY: Final = ("gpu", "tp", "pp", "data_parallel_size", "replicas")
+
 LONGEST: Final = 20
 """A benchmark takes at most this many times the requests of the run's own trace."""
 
@@ -136,7 +138,7 @@ def nearest_misses(
 ) -> list[dict[str, Any]]:
     """Return the candidates that came nearest, each with the limit it misses by most.
 
-    The nearest of each (GPU, TP, PP, replicas) family. Candidates that meet every limit in the
+    The nearest of each (GPU, TP, PP, DP, replicas) family. Candidates that meet every limit in the
     middle come first and are held to the limits at the pessimistic end; then simulated ones, by the
     worst ratio over all limits; then those that a stage threw out, by the ratio of the two numbers
     it compared. `at` says what was observed: `pessimistic_end`, `middle` or `bound`.
@@ -205,7 +207,7 @@ def _miss(
     if observed and limit:
         off = max(observed / limit, limit / observed) - 1.0
     return {
-        "family": tuple(row[name] for name in ("gpu", "tp", "pp", "replicas")),
+        "family": tuple(row[name] for name in _FAMILY),
         "candidate_id": row["candidate_id"],
         "num_gpus": row["num_gpus"],
         "stage": stage,

@@ -16,12 +16,10 @@ import numpy as np
 from sieve.arrays import BoolArray, FloatArray, Requests, SimResult
 from sieve.frames import bound_column
 from sieve.ranking import noise
-from sieve.ranking.intervals import End, log_error
+from sieve.ranking.intervals import ENDS, LATENCIES, ModelError, default_error
 from sieve.spec.slo import USER_RATE, latency_column
 
-ENDS: Final[tuple[End, ...]] = ("low", "high")
 WHOLE_RUN: Final = ("output_tokens_per_s", "requests_per_s", "goodput_per_s", "slo_attainment")
-_EVERY: Final = ("ttft", "tpot", "itl", "e2e")
 Meets = Callable[[Mapping[str, FloatArray]], tuple[BoolArray, BoolArray]]
 
 
@@ -37,6 +35,7 @@ class Replayed:
         statistics: (metric, statistic) pairs among them.
         evidence: weakest class of the step times.
         meets: which requests meet the limits of attainment and of goodput, given latencies.
+        error: of the model; None: the uncalibrated default of the evidence class.
     """
 
     requests: Requests
@@ -46,6 +45,7 @@ class Replayed:
     statistics: Sequence[tuple[str, str]]
     evidence: str
     meets: Meets
+    error: ModelError | None = None
 
 
 def resampled(replayed: Replayed, draws: noise.Draws) -> dict[str, FloatArray]:
@@ -144,9 +144,8 @@ def _together(name: str, middle: float, model: float, spread: float) -> float:
 
 def _model_ends(replayed: Replayed, confidence: float) -> dict[str, tuple[float, float]]:
     """Return low and high of every metric from the model's error alone."""
-    low, high = (
-        {m: exp(log_error(m, replayed.evidence, confidence, end)) for m in _EVERY} for end in ENDS
-    )
+    error = replayed.error or default_error(replayed.evidence, confidence)
+    low, high = ({m: exp(error.widest(end, m)) for m in LATENCIES} for end in ENDS)
     values = replayed.values
     ends: dict[str, tuple[float, float]] = {}
     for metric, statistic in replayed.statistics:
@@ -155,11 +154,13 @@ def _model_ends(replayed: Replayed, confidence: float) -> dict[str, tuple[float,
         if base == USER_RATE:
             ends[name] = values[name] / high["tpot"], values[name] * low["tpot"]
         else:
-            ends[name] = values[name] / low[base], values[name] * high[base]
+            down, up = (exp(error.at(end, base, statistic)) for end in ENDS)
+            ends[name] = values[name] / down, values[name] * up
     slow = {m: v * high[m.partition("@")[0]] for m, v in replayed.latencies.items()}
     fast = {m: v / low[m.partition("@")[0]] for m, v in replayed.latencies.items()}
     attained, good = zip(*(_shares(replayed, x) for x in (slow, fast)), strict=True)
-    slower, faster = _rate_ends(replayed.requests, replayed.result, high["tpot"], low["tpot"])
+    slower, faster = (exp(error.at(end, "tpot")) for end in ("high", "low"))
+    slower, faster = _rate_ends(replayed.requests, replayed.result, slower, faster)
     tokens, rate = values["output_tokens_per_s"], values["requests_per_s"]
     ends["output_tokens_per_s"] = tokens * slower, tokens * faster
     ends["requests_per_s"] = rate * slower, rate * faster

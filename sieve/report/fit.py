@@ -7,7 +7,7 @@ from typing import Any, Final
 from rich.markup import escape
 from rich.table import Table
 
-from sieve.fit import Check, Fit, RuleResult
+from sieve.fit_of import Check, Fit, RuleResult
 from sieve.report.format import count, plain, reason_sentence
 from sieve.report.terminal import console
 from sieve.units import GIB, MIB
@@ -96,10 +96,11 @@ def _pair(row: dict[str, Any], name: str) -> str:
 
 
 def _shape(c: Any) -> str:
-    gpus = c.tp * c.pp
+    gpus = c.tp * c.pp * c.dp
     parts = [
         f"tp {c.tp}",
         *([f"pp {c.pp}"] if c.pp > 1 else []),
+        *([f"dp {c.dp}"] if c.dp > 1 else []),
         *([f"ep {c.ep}"] if c.ep > 1 else []),
         *([f"dcp {c.dcp}"] if c.dcp > 1 else []),
     ]

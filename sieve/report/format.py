@@ -20,7 +20,8 @@ _REASONS: Final = {
     "tp_divides_width": "The tensor parallel size does not divide a width of the model.",
     "vocab_tp": "The tensor parallel size does not divide the padded vocabulary.",
     "quant_blocks": "A rank's part of a quantised matrix is not made of whole blocks.",
-    "ep_size": "Experts go on all tensor ranks or on none; this size does neither.",
+    "data_parallel": "These engines cannot run as data-parallel ranks that share experts.",
+    "ep_size": "Experts go on all ranks or on none; this size does neither.",
     "ep_divides_experts": "The expert parallel size does not divide the number of experts.",
     "pp_divides": "The pipeline size does not divide the number of layers.",
     "pp_layers": "There are more pipeline stages than layers.",
@@ -226,6 +227,12 @@ def whole_share(value: Any) -> str:
     return UNKNOWN if x is None or math.isinf(x) else f"{100 * x:.0f} %"
 
 
+def data_parallel_ranks(row: Mapping[str, Any]) -> int:
+    """Return the data-parallel ranks of a ranking row or a candidate row, 1 where it has none."""
+    held = row if "data_parallel_size" in row else row.get("options") or {}
+    return int(number(held.get("data_parallel_size")) or 1)
+
+
 def deployment(row: Mapping[str, Any]) -> str:
     """Return a deployment as a phrase, from a ranking row or a candidate row.
 
@@ -233,6 +240,8 @@ def deployment(row: Mapping[str, Any]) -> str:
     """
     sizes = [f"TP {count(row.get('tp'))}"]
     sizes += [f"{k.upper()} {count(row[k])}" for k in ("pp",) if (number(row.get(k)) or 1) > 1]
+    if (ranks := data_parallel_ranks(row)) > 1:
+        sizes.append(f"DP {count(ranks)}")
     replicas = number(row.get("replicas"))
     sizes.append(f"{count(replicas)} replica{'' if replicas == 1 else 's'}")
     parts = [" × ".join(sizes)]
@@ -254,9 +263,10 @@ def engine_limits(row: Mapping[str, Any]) -> str:
 def short_deployment(row: Mapping[str, Any]) -> str:
     """Return a deployment in few letters: `4 × H100-SXM-80GB TP2 ×2, fp8/fp8, s512 b8192`."""
     sizes = f"TP{count(row.get('tp'))}"
-    for key in ("pp", "ep"):
-        if (number(row.get(key)) or 1) > 1:
-            sizes += f" {key.upper()}{count(row[key])}"
+    shown = {"pp": row.get("pp"), "dp": data_parallel_ranks(row), "ep": row.get("ep")}
+    for key, size in shown.items():
+        if (number(size) or 1) > 1:
+            sizes += f" {key.upper()}{count(size)}"
     gpus = f"{count(row.get('num_gpus'))} × {row.get('gpu') or UNKNOWN}"
     dtypes = f"{row.get('weight_dtype') or UNKNOWN}/{row.get('kv_cache_dtype') or UNKNOWN}"
     limits = f"s{row.get('max_num_seqs')} b{row.get('max_num_batched_tokens')}"
@@ -279,3 +289,18 @@ def reason_sentence(reason: str) -> str:
 def is_reason(text: str) -> bool:
     """Return whether `text` is the name of a rejection reason."""
     return text in _REASONS
+
+
+_AXES: Final = {
+    "gpu": "GPU",
+    "tp": "TP",
+    "pp": "PP",
+    "ep": "EP",
+    "weight_dtype": "weight precision",
+    "kv_cache_dtype": "KV cache precision",
+}
+
+
+def axis_words(axis: str) -> str:
+    """Return the name of an axis as people say it; engine options keep their own name."""
+    return _AXES.get(axis, axis)

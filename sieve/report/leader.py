@@ -8,7 +8,7 @@ from typing import Any, Final
 import polars as pl
 
 from sieve.frames import bound_column
-from sieve.report import answer, charts, objectives
+from sieve.report import answer, charts, objectives, svg
 from sieve.report.format import (
     UNKNOWN,
     axis_format,
@@ -76,6 +76,7 @@ def load(
             f"load-{metric.replace('_', '-')}", title, series, axis_format(metric),
             ("load level", metric_name(metric)), objectives.limit_on(metric, texts),
             (0.0, 1.0) if metric == "slo_attainment" else None,
+            objectives.break_level(metric, texts, levels),
         )  # fmt: skip
         if svg:
             out.append({"caption": f"{title}; the band is the leader's interval.", "svg": svg})
@@ -113,11 +114,12 @@ def _level_row(row: Row) -> dict[str, Any]:
     shown = ("ttft_p99_s", "tpot_p99_s", "e2e_p99_s", "slo_attainment")
     growth = number(row.get("queue_growth"))
     return {
-        "level": charts.plain_level(float(row["level"])),
+        "level": svg.plain_level(float(row["level"])),
         "rate": plain(row.get("requests_per_s")),
         "cells": [_level_cell(row, m) for m in shown],
         "batch": plain(row.get("mean_batch")),
         "kv": whole_share(row.get("peak_kv_usage")),
+        "evidence": str(row.get("evidence") or UNKNOWN),
         "queue": "unknown" if growth is None else "steady" if growth <= 0 else "grows",
     }
 

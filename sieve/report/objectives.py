@@ -110,6 +110,20 @@ def break_point(text: str, limit: Limit | None, rows: Sequence[Mapping[str, Any]
     return Break(text, f"holds at every load simulated, up to {held:g}")
 
 
+def break_level(
+    column: str, texts: Sequence[Any], rows: Sequence[Mapping[str, Any]]
+) -> float | None:
+    """Return the lowest level at which an objective on a column misses, at the pessimistic end."""
+    for _, limit in limits(texts):
+        if limit is None or limit.column != column or (not limit.at_most and limit.unit):
+            continue
+        for row in rows:
+            worst, _ = ends(row, limit)
+            if worst is not None and not bool(limit.holds(worst)):
+                return float(row["level"])
+    return None
+
+
 def _reached(limit: Limit, rows: Sequence[Mapping[str, Any]]) -> str:
     """Return where a rate is reached: below some load there are too few requests to reach it."""
     at = [f"{row['level']:g}" for row in rows if bool(limit.holds(ends(row, limit)[0] or 0.0))]

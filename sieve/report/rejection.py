@@ -10,6 +10,7 @@ from sieve.report.format import count, number
 _MOST_RANKS: Final = 128
 _TEXTS: Final = {
     "quant_blocks": "a tp whose shards are whole blocks, ep equal to tp, or another weight_dtype",
+    "data_parallel": "data_parallel_size 1, with replicas instead; with experts, pp 1",
     "decode_context_parallel": "lower decode_context_parallel_size, or raise tp above the KV heads",
     "rates_known": "a GPU whose rates are in the catalogue, or inline facts with them",
     "dtype_supported": "a newer GPU, or another weight_dtype or kv_cache_dtype",
@@ -46,7 +47,9 @@ def remedy(row: Mapping[str, Any]) -> str:
         most = "" if limit is None else f" (up to {count(limit)} GPUs now)"
         return f"fewer replicas, or raise fleet.max_gpus{most}"
     if rule == "ep_size":
-        return "ep 1" if limit in {None, 1} else f"ep 1 or {count(limit)}"
+        if limit in {None, 1}:
+            return "ep 1"
+        return f"ep {count(limit)}" if "dp" in unit else f"ep 1 or {count(limit)}"
     if rule in _DIVISORS and observed is not None:
         sizes = [n for n in range(1, _MOST_RANKS + 1) if observed % n == 0]
         return f"{_DIVISORS[rule]} {_listed(sizes)} by this rule"

@@ -25,6 +25,11 @@ _STATISTICS: Final = ("mean", "p50", "p90", "p95", "p99")
 MAX_WINDOWS: Final = 12
 
 
+def _engines(engine: Mapping[str, Any]) -> str:
+    ranks = engine.get("data_parallel_size", 1)
+    return f"{engine['replicas']}" if ranks == 1 else f"{engine['replicas']} x {ranks}"
+
+
 def print_replay(
     data: Mapping[str, Any], *, steps: Path | None = None, requests: Path | None = None
 ) -> None:
@@ -34,10 +39,16 @@ def print_replay(
     out.print(data["candidate_id"], style="bold", markup=False)
     out.print(
         f"{count(data['traffic']['num_requests'])} requests of {data['traffic']['source']} at load "
-        f"{data['level']:g}, {engine['replicas']} x {engine['num_gpu_blocks']:,} blocks of "
+        f"{data['level']:g}, {_engines(engine)} x {engine['num_gpu_blocks']:,} blocks of "
         f"{engine['block_size']} tokens, {_switches(data)}",
         markup=False,
     )
+    if "num_idle_steps" in engine:
+        out.print(
+            f"{count(engine['data_parallel_size'])} data-parallel ranks a replica step together: "
+            f"{count(metrics['num_steps'])} steps with work, "
+            f"{count(engine['num_idle_steps'])} run along without."
+        )
     if data["warm_up_s"]:
         out.print(
             f"The first {data['warm_up_s']:g} s are not counted: {count(data['num_counted'])} "

@@ -9,8 +9,8 @@ from typing import Final
 
 from markupsafe import Markup, escape
 
-from sieve.report.charts import WIDTH, element
 from sieve.report.format import limit_text, plain, seconds
+from sieve.report.svg import WIDTH, element
 
 _LEFT: Final = 62.0
 _RIGHT: Final = 14.0

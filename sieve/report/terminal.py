@@ -35,6 +35,7 @@ from sieve.report.answer import (
 from sieve.report.format import (
     class_words,
     count,
+    data_parallel_ranks,
     deployment,
     gib,
     limit_text,
@@ -134,8 +135,9 @@ def print_result(result: Mapping[str, Any], folder: Path | None) -> None:
         out.print(f"Report  {folder / 'report.html'}", soft_wrap=True, markup=False)
         if result["ranking"]:
             first = result["ranking"][0]["candidate_id"]
-            line = shlex.join(["sieve", "explain", str(folder), first])
-        out.print(f"Next    {line}", soft_wrap=True, markup=False)
+            for words in (["explain", str(folder), first], ["plan", str(folder)]):
+                line = shlex.join(["sieve", *words])
+                out.print(f"Next    {line}", soft_wrap=True, markup=False)
 
 
 def _funnel(stages: Sequence[Mapping[str, Any]]) -> Table:
@@ -194,7 +196,9 @@ def _audit(found: Mapping[str, Any]) -> Table:
 
 def _shape(row: Mapping[str, Any]) -> str:
     expert = f" ep{row['ep']}" if row["ep"] > 1 else ""
-    return f"{row['num_gpus']}x {row['gpu']} tp{row['tp']} pp{row['pp']}{expert} r{row['replicas']}"
+    ranks = data_parallel_ranks(row)
+    split = f"tp{row['tp']} pp{row['pp']}" + (f" dp{ranks}" if ranks > 1 else "")
+    return f"{row['num_gpus']}x {row['gpu']} {split}{expert} r{row['replicas']}"
 
 
 def _knobs(row: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any, Final
@@ -11,7 +12,7 @@ import polars as pl
 
 from sieve.arrays import EVIDENCE_CLASSES
 from sieve.frames import METRICS
-from sieve.report import answer, charts, leader, objectives
+from sieve.report import answer, behaviour, charts, leader, objectives
 from sieve.report.format import (
     UNKNOWN,
     axis_format,
@@ -27,6 +28,7 @@ from sieve.report.format import (
     share,
     short_deployment,
 )
+from sieve.report.sensitivity import sensitivity
 
 MAX_ROWS: Final = 100
 """Most rows of any table; the result file holds all."""
@@ -54,17 +56,30 @@ EVIDENCE_MEANINGS: Final = {
     "extrapolated": "beyond measured shapes, or a measured kernel that stands in for another",
     "roofline": "from peak arithmetic and memory rates alone, nothing measured",
 }
+MAX_POINTS: Final = 2_000
+"""Most points of a scatter chart; the ranking is in order of quality."""
+NUMBER_KINDS: Final = (
+    ("Counts of candidates", "exact", "the grid and the rules of the engine"),
+    ("Weights, reserves, cache of a GPU", "estimate", "the ledger; held against start-up logs"),
+    ("Score of stage 4", "bound", "closed form at the optimistic end"),
+    ("Latency, throughput, cost", "estimate", "replay of the scheduler; interval and evidence"),
+    ("Prices", "assumed or given", "named below where assumed"),
+)
 Row = Mapping[str, Any]
 
 
 def build(
-    result: Mapping[str, Any], candidates: pl.DataFrame, simulations: pl.DataFrame
+    result: Mapping[str, Any],
+    candidates: pl.DataFrame,
+    simulations: pl.DataFrame,
+    timeline: pl.DataFrame | None = None,
+    files: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Return the template's variables, one key a section."""
     spec = result.get("spec") or {}
     texts = [str(t) for t in spec.get("slo") or []]
     first = answer.leader(result)
-    leader_id = None if first is None else first.get("candidate_id")
+    leader_id = None if first is None else str(first.get("candidate_id"))
     levels = leader.levels_of(simulations, leader_id)
     flat = {**(first or {}), **leader.row_of(candidates, leader_id)}
     flat.update(next((r for r in levels if r["level"] == 1.0), {}))
@@ -84,7 +99,13 @@ def build(
         "charts": _charts(result, spec, texts),
         "funnel": _funnel(result),
         "load": leader.load(result, simulations, levels, texts),
+        "over_time": behaviour.over_time(timeline),
         "memory": leader.memory(leader.row_of(candidates, leader_id)),
+        "ledgers": behaviour.ledgers(result.get("ranking") or [], candidates),
+        "sensitivity": sensitivity(result, candidates, leader.row_of(candidates, leader_id)),
+        "number_kinds": NUMBER_KINDS,
+        "filters": _filters(result),
+        "script_text": (files or {}).get(f"plan/{leader_id}/serve.sh", ""),
         "audit": _audit(result.get("audit")),
         "advice": [dict(item) for item in result.get("advice") or []],
         "misses": _misses(result, candidates),
@@ -165,9 +186,9 @@ def _cell(row: Row, metric: str) -> dict[str, str]:
 
 def _ranking(result: Mapping[str, Any]) -> dict[str, Any]:
     rows = result.get("ranking") or []
-    groups = []
+    groups: list[dict[str, Any]] = []
     for _, members in groupby(rows[:MAX_ROWS], key=lambda r: r.get("tie_group")):
-        listed = [_ranked(row) for row in members]
+        listed = [_ranked(row, leading=not groups) for row in members]
         groups.append({"rank": listed[0]["rank"], "rows": listed})
     return {
         "groups": groups,
@@ -177,7 +198,20 @@ def _ranking(result: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _ranked(row: Row) -> dict[str, Any]:
+def _filters(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the page can filter its ranking and its points by."""
+    rows = result.get("ranking") or []
+    sizes = [number(r.get("num_gpus")) for r in rows]
+    whole = [int(x) for x in sizes if x is not None and math.isfinite(x)]
+    return {
+        "gpus": sorted({str(r.get("gpu")) for r in rows}),
+        "verdicts": [v for v in VERDICTS if any(_verdict(r) == v for r in rows)],
+        "most": max(whole, default=1),
+        "least": min(whole, default=1),
+    }
+
+
+def _ranked(row: Row, *, leading: bool) -> dict[str, Any]:
     shares = row.get("evidence_shares") or {}
     known = [(c, number(shares.get(c)) or 0.0) for c in EVIDENCE_CLASSES]
     texts = [f"{share(x)} {c}" for c, x in known if x > 0]
@@ -188,6 +222,9 @@ def _ranked(row: Row) -> dict[str, Any]:
         "words": deployment(row),
         "limits": engine_limits(row),
         "verdict": _verdict(row),
+        "gpu": str(row.get("gpu")),
+        "num_gpus": str(row.get("num_gpus")),
+        "tied": "yes" if leading else "no",
         "notes": _notes(row),
         "cells": [_cell(row, m) for m in SHOWN_METRICS],
         "evidence": str(row.get("evidence") or UNKNOWN),
@@ -246,15 +283,20 @@ def _scatter(rows: Sequence[Row], x: str, y: str, texts: Sequence[str]) -> dict[
     def at(row: Row, metric: str) -> float | None:
         return number(row.get(metric)) if metric == "num_gpus" else _end(row, metric, "mid")
 
+    first = rows[0].get("tie_group")
     points = [
-        charts.Point(f"{row.get('rank')}. {short_deployment(row)}", a, b, _verdict(row))
-        for row in rows
+        charts.Point(
+            f"{row.get('rank')}. {short_deployment(row)}", a, b, _verdict(row),
+            str(row.get("gpu")), str(row.get("num_gpus")), row.get("tie_group") == first,
+        )
+        for row in rows[:MAX_POINTS]
         if (a := at(row, x)) is not None and (b := at(row, y)) is not None
-    ]
+    ]  # fmt: skip
+    cut = f" The first {count(MAX_POINTS)} of {count(len(rows))}." if len(rows) > MAX_POINTS else ""
     names = (metric_name(x), metric_name(y))
     return {
         "caption": f"{names[1]} against {names[0]}, middles of the intervals. The line joins the "
-        "candidates that no other beats on both (the Pareto front); down and left is better.",
+        f"candidates that no other beats on both (the Pareto front); down and left is better.{cut}",
         "svg": charts.scatter_chart(
             f"pareto-{x.replace('_', '-')}", f"Pareto front: {names[1]} against {names[0]}",
             points, (axis_format(x), axis_format(y)), names, objectives.limit_on(y, texts),

@@ -82,6 +82,8 @@ def replay_alike(
         on_replay: called with every replay that was not.
     """
     longest = longest_request(requests)
+    # Among data-parallel ranks requests go where the least load is, which the cache counts in.
+    router: Routing = routing if table.lock_step is None else "least_loaded"
     clock = clock_of(table, max(v.max_num_seqs for v in variants), longest)
     waiting = sorted(range(len(variants)), key=lambda i: (_width(variants[i]), i))
     out: list[tuple[int, SimResult] | None] = [None] * len(variants)
@@ -96,7 +98,7 @@ def replay_alike(
                 on_replay(variants[first], result)
         left = []
         for i in waiting:
-            if runs_alike(variants[first], result, variants[i], requests, routing):
+            if runs_alike(variants[first], result, variants[i], requests, router):
                 out[i] = (first, result)
             else:
                 left.append(i)

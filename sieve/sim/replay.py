@@ -9,11 +9,14 @@ import numpy as np
 
 from sieve.arrays import FloatArray, IntArray, PrefixBlocks, Requests, SimResult, StepTable
 from sieve.errors import InvalidInput
+from sieve.invariants import checking
 from sieve.sim._kernels import layout
 from sieve.sim._kernels.clock import GAP_BINS, Clock
 from sieve.sim.engine import EngineResult, run_engine
 from sieve.sim.engine_input import EngineInput, SharedKeys
 from sieve.sim.fleet import STATIC, Routing, refuse_closed_loop, replay_fleet, static_lanes
+from sieve.sim.invariants import check_replay
+from sieve.sim.lockstep import run_ranks
 from sieve.sim.traffic_input import (
     BUCKETS,
     ReplaySettings,
@@ -50,7 +53,8 @@ def simulate(
 ) -> SimResult:
     """Return the replay of `requests` over `replicas` engines that share nothing but a router.
 
-    The turns of a session stay on one replica.
+    The turns of a session stay on one replica. Where a replica has data-parallel ranks, `table` and
+    `settings` are of one rank, and the ranks step together, each request on the least loaded.
 
     Args:
         requests: the traffic.
@@ -75,8 +79,32 @@ def simulate(
     if users is not None:
         refuse_closed_loop(routing)
     longest = longest_request(requests)
+    result = _replayed(
+        requests, table, settings, replicas, routing, seed, longest, record_steps, clock, lane
+    )
+    if checking():
+        check_replay(requests, result, settings, replicas)
+    return result
+
+
+def _replayed(
+    requests: Requests,
+    table: StepTable,
+    settings: ReplaySettings,
+    replicas: int,
+    routing: Routing,
+    seed: int,
+    longest: int,
+    record_steps: bool,  # noqa: FBT001 - as the caller got it
+    clock: Clock | None,
+    lane: IntArray | None,
+) -> SimResult:
+    """Return the replay of checked traffic."""
+    users = requests.closed_loop_users
     if _blocks_of_one(settings, longest) > settings.num_gpu_blocks:
         return _refused(requests)
+    if table.lock_step is not None:
+        _check_ranks(settings, routing, replicas, record_steps=record_steps)
     lanes = replicas if users is None else min(replicas, users)
     if lane is not None:
         _check_lane(lane, requests, replicas)
@@ -96,11 +124,32 @@ def simulate(
         rows = [np.flatnonzero(lane == k) for k in range(lanes)]
     if record_steps:
         values[layout.RECORD] = layout.RECORD_STEPS
-    parts = []
+    parts, idle = [], 0
     for k in range(lanes):
         values[layout.USERS] = _share(users, k, lanes)
-        parts.append(run_engine(_input(requests, rows[k], values, clock, settings)))
-    return _merge(requests, parts, rows)
+        data = _input(requests, rows[k], values, clock, settings)
+        if table.lock_step is None:
+            parts.append(run_engine(data))
+        else:
+            part, _, steps = run_ranks(data, table.lock_step, settings.num_gpu_blocks)
+            parts.append(part)
+            idle += steps
+    return replace(_merge(requests, parts, rows), num_idle_steps=idle)
+
+
+def _check_ranks(
+    settings: ReplaySettings, routing: Routing, replicas: int, *, record_steps: bool
+) -> None:
+    """Refuse what is not replayed with data-parallel ranks."""
+    if routing not in STATIC and replicas > 1:
+        raise InvalidInput(
+            f"routing by {routing} takes replicas of one engine each; data-parallel ranks are "
+            "routed within a replica: use round_robin between replicas"
+        )
+    if settings.discipline != "fcfs":
+        raise InvalidInput(f"data-parallel ranks are replayed as fcfs, not {settings.discipline}")
+    if record_steps:
+        raise InvalidInput("the iterations of data-parallel ranks are not recorded")
 
 
 def _check_lane(lane: IntArray, requests: Requests, replicas: int) -> None:

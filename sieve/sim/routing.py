@@ -37,6 +37,11 @@ def check_routing(
         raise InvalidInput(
             f"{where} is replayed without pipelines and prefill thresholds; set grid.axes.pp to [1]"
         )
+    if (frame["data_parallel_size"] > 1).any():
+        raise InvalidInput(
+            f"{where} takes replicas of one engine each; data-parallel ranks are routed within a "
+            "replica: use round_robin between replicas"
+        )
     if not has_one_kind(model):
         raise InvalidInput(
             f"{where} is not replayed for {model.name}, whose layers keep several kinds of cache; "

@@ -25,7 +25,7 @@ _TIMES: Final = ("arrival_s", "scheduled_s", "first_token_s", "finish_s")
 _PER_REQUEST: Final = ("num_preemptions", "cached_tokens")
 _COUNTS: Final = (
     "num_steps", "num_request_steps", "peak_blocks", "peak_batch", "peak_tokens", "peak_running",
-    "short_of_blocks",
+    "short_of_blocks", "num_idle_steps",
 )  # fmt: skip
 _NOT_REPLAYED: Final = (
     "source", "sha256", "notes", "front_end_s", "component_evidence", "priority",

@@ -122,6 +122,17 @@ class ArrivalSpec(StrictModel):
         return self
 
 
+class PrefixSpec(StrictModel):
+    """Beginnings that prompts share, as a system prompt or a document is shared."""
+
+    tokens: Count
+    """Tokens of the shared beginning, counted in the input length."""
+    groups: Count = 1
+    """How many different beginnings there are; each request takes one at random."""
+    share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of the requests that have one."""
+
+
 class SyntheticSpec(StrictModel):
     """Traffic drawn from distributions."""
 
@@ -133,19 +144,46 @@ class SyntheticSpec(StrictModel):
     """Output lengths in tokens."""
     arrival: ArrivalSpec
     """Arrival process."""
-    prefix: dict[str, Any] | None = None
-    """Shared prefixes; not in this version."""
+    prefix: PrefixSpec | None = None
+    """Beginnings that prompts share."""
     seed: Annotated[int, Field(ge=0)] | None = None
     """Seed of the draw; default: the spec's."""
+
+
+TraceFormat = Literal[
+    "access_log", "azure_csv", "bailian_trace", "burstgpt_csv", "custom", "guidellm_mooncake",
+    "guidellm_synthetic", "guidellm_trace", "lengths", "llmservingsim", "mooncake_trace",
+    "percentiles", "prometheus", "servegen", "sharegpt", "sieve_table", "summary", "timed_trace",
+    "weka_trace",
+    # names that other tools use
+    "aiperf", "azure", "bailian", "burst_gpt_trace", "burstgpt", "kv_cache_tester", "mooncake",
+    "synthetic_text", "trace_synthetic", "vllm_timed_trace", "weka",
+]  # fmt: skip
+"""Formats of traffic files; `sieve.traces.formats` reads them."""
 
 
 class TrafficSpec(StrictModel):
     """The traffic: a shipped name or file (`trace`), or distributions (`synthetic`)."""
 
     trace: str | None = None
-    """Shipped traffic (`chat`, `reasoning`) or a file."""
-    format: Literal["azure_csv", "lengths", "mooncake_trace", "timed_trace"] | None = None
+    """Shipped traffic (`chat`, `coding`, `rag`, `reasoning`), a file, a folder with a client
+    model, or a GuideLLM specification (`prompt_tokens=512,output_tokens=128`)."""
+    format: TraceFormat | None = None
     """Format of the file; detected when not given."""
+    time_unit: Literal["s", "ms", "us", "ns"] | None = None
+    """Unit of plain numbers in the time column of an access log."""
+    columns: dict[str, str] | None = None
+    """Columns of an access log: `{ts: when, in: prompt_tokens, out: ...}`; also `session`,
+    `delay`, `blocks`, `id`."""
+    block_tokens: Count | None = None
+    """Tokens of a prefix block of an access log."""
+    characters_per_token: Annotated[float, Field(gt=0, le=100)] | None = None
+    """Characters of a token, for data sets that hold texts: lengths are then estimates."""
+    osl: LengthSpec | None = None
+    """Output lengths for a table that has none."""
+    on_error: Literal["stop", "skip", "count"] | None = None
+    """Rows that cannot be read: stop at the first, leave them out and say so, or count them all
+    and then stop; default stop."""
     window_s: tuple[Seconds, Seconds] | None = None
     """Only requests that arrive in [start, end), seconds from the first."""
     requests: Count | None = None
@@ -184,7 +222,9 @@ class TrafficSpec(StrictModel):
         if (self.trace is None) == (self.synthetic is None):
             raise ValueError("give exactly one of trace and synthetic")
         if self.synthetic is not None:
-            spare = [k for k in ("format", "requests", "arrival") if getattr(self, k) is not None]
+            of_files = ("time_unit", "columns", "block_tokens", "characters_per_token", "osl")
+            names = ("format", "requests", "arrival", "on_error", *of_files)
+            spare = [k for k in names if getattr(self, k) is not None]
             if spare:
                 raise ValueError(f"{', '.join(spare)} belong inside synthetic here")
         if self.window_s is not None and self.window_s[1] <= self.window_s[0]:

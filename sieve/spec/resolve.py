@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ from sieve.errors import Fault, SpecError
 from sieve.resources import data_folder
 from sieve.spec.loader import load_mapping, parse_yaml
 from sieve.spec.models import FleetSpec, GridSpec, RunSpec, StrictModel
+from sieve.spec.presets import find_spec
 from sieve.spec.slo import SloSet, parse_slos
 
 T = TypeVar("T", bound=StrictModel)
@@ -107,7 +109,7 @@ def load_spec(
     """Return the resolved spec of a YAML file or a mapping.
 
     Args:
-        source: path of a spec file, or the spec as a mapping.
+        source: path of a spec file, name of a preset (`chat`), or the spec as a mapping.
         overrides: `dotted.key=value` texts, applied in order; values are read as YAML.
         base_dir: folder for relative paths; default: the file's own, else the current one.
 
@@ -118,7 +120,7 @@ def load_spec(
     if isinstance(source, Mapping):
         raw, name, base = dict(source), "spec", base_dir or Path.cwd()
     else:
-        path = Path(source)
+        path = find_spec(source)
         raw, name, base = load_mapping(path, "run spec", lines), str(path), base_dir or path.parent
     for text in overrides:
         _apply_override(raw, text)
@@ -212,14 +214,20 @@ def _load_grid(value: Any, base: Path) -> tuple[GridSpec | None, str, list[Fault
         known = ", ".join(near or shipped)
         return None, "", [Fault("grid", f"no grid or file {value!r}; grids are: {known}")]
     try:
-        lines: dict[str, int] = {}
-        raw = load_mapping(path, "grid file", lines)
+        grid, found = _grid_file(path, path.stat().st_mtime_ns, path.stat().st_size)
     except SpecError as error:
         faults = [Fault(f"grid ({value})", str(fault)) for fault in error.faults]
         return None, value, faults
+    return grid, path.stem, [replace(f, path=f"grid ({value}).{f.path}") for f in found]
+
+
+@lru_cache(maxsize=32)
+def _grid_file(path: Path, _changed_ns: int, _size: int) -> tuple[GridSpec | None, list[Fault]]:
+    """Return the grid in a file and its faults; read once as long as the file stays as it is."""
+    lines: dict[str, int] = {}
+    raw = load_mapping(path, "grid file", lines)
     grid, faults = _validate(GridSpec, raw)
-    faults = [_with_line(fault, lines) for fault in faults]
-    return grid, path.stem, [replace(f, path=f"grid ({value}).{f.path}") for f in faults]
+    return grid, [_with_line(fault, lines) for fault in faults]
 
 
 def _with_line(fault: Fault, lines: Mapping[str, int]) -> Fault:

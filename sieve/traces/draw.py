@@ -7,12 +7,14 @@ windows begin anew when they are used up.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
 from sieve.arrays import FloatArray, IntArray, Requests
 from sieve.errors import TraceError
+from sieve.traces.draw_reuse import draw_prefix, draw_sessions
 from sieve.traces.limits import generator, whole_ns
 from sieve.traces.summary import Summary
 from sieve.traces.synthetic import gamma_gaps
@@ -29,14 +31,34 @@ def draw(summary: Summary, requests: int, rate_per_s: float | None, seed: int) -
         rate_per_s: mean rate to scale to; None keeps the windows' own rates.
         seed: of the draw; lengths and arrivals have generators of their own.
     """
+    if summary.sessions is not None:
+        starts = draw_arrivals(summary, num_sessions(summary, requests), seed)
+        return with_lengths(summary, starts, seed, requests)
     arrival_s = draw_arrivals(summary, requests, seed)
     if rate_per_s is not None and arrival_s[-1] > 0:
         arrival_s = arrival_s * ((requests - 1) / arrival_s[-1] / rate_per_s)
     return with_lengths(summary, arrival_s, seed)
 
 
-def with_lengths(summary: Summary, arrival_s: FloatArray, seed: int) -> Requests:
-    """Return requests that arrive at `arrival_s`, (n,), with lengths drawn from the summary."""
+def num_sessions(summary: Summary, requests: int) -> int:
+    """Return how many sessions surely hold so many turns, of a summary with sessions."""
+    assert summary.sessions is not None
+    turns = max(summary.num_requests / summary.sessions.num_sessions, 1.0)
+    return int(requests / turns * 2) + 10
+
+
+def with_lengths(
+    summary: Summary, arrival_s: FloatArray, seed: int, most: int | None = None
+) -> Requests:
+    """Return requests that arrive at `arrival_s`, (n,), with lengths drawn from the summary.
+
+    Of a summary with sessions these are their starts, and `most` turns are drawn, the first
+    sessions' first.
+    """
+    if summary.sessions is not None:
+        wanted = len(arrival_s) if most is None else most
+        requests = draw_sessions(summary.sessions, arrival_s, wanted, seed, summary.name)
+        return replace(requests, notes=_notes(summary, requests.arrival_s))
     input_tokens, output_tokens = draw_lengths(summary, len(arrival_s), seed)
     return Requests(
         arrival_s=arrival_s,
@@ -44,6 +66,7 @@ def with_lengths(summary: Summary, arrival_s: FloatArray, seed: int) -> Requests
         output_tokens=output_tokens,
         source=summary.name,
         notes=_notes(summary, arrival_s),
+        prefix=None if summary.prefix is None else draw_prefix(summary.prefix, input_tokens, seed),
     )
 
 
@@ -59,13 +82,17 @@ def draw_arrivals(summary: Summary, n: int, seed: int) -> FloatArray:
     num_gaps = _whole_windows(last, n - 1)
     cycle, gap = np.divmod(np.arange(num_gaps), last[-1])
     window = np.searchsorted(last, gap, side="right")
-    cv = np.array([w.gap_cv or summary.gap_cv for w in windows])[window]
+    cv = np.array([w.gap_cv or 1.0 for w in windows])[window]
     gaps = gamma_gaps(cv, rng)
     group = cycle * len(windows) + window
     total = np.bincount(group, weights=gaps)
     count = np.bincount(group)
-    operational = np.cumsum(gaps * (count / total)[group])[: n - 1]
-    return whole_ns(np.concatenate([[0.0], _seconds(summary, operational)]))
+    scale = np.divide(count, total, out=np.ones(len(total)), where=total > 0)
+    operational = np.cumsum(gaps * scale[group])[: n - 1]
+    arrival_s = np.concatenate([[0.0], _seconds(summary, operational)])
+    if summary.step_s is not None:
+        arrival_s = np.floor(arrival_s / summary.step_s) * summary.step_s
+    return whole_ns(arrival_s)
 
 
 def _whole_windows(last: IntArray, num_gaps: int) -> int:
@@ -140,6 +167,11 @@ def _within(quantiles: IntArray, rng: np.random.Generator) -> IntArray:
 
 def _notes(summary: Summary, arrival_s: FloatArray) -> tuple[str, ...]:
     notes = [f"drawn from the statistics of: {summary.origin.name} ({summary.origin.licence})"]
+    if summary.sessions is not None:
+        notes.append(
+            "turns wait for the answer before; pauses and prompts of "
+            f"{summary.sessions.num_sessions} sessions, growth drawn turn by turn"
+        )
     if summary.origin.arrivals != "measured":
         notes.append(f"arrivals: {summary.origin.arrivals}")
     elif arrival_s[-1] > summary.span_s:

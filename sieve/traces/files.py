@@ -5,21 +5,31 @@ from __future__ import annotations
 import csv
 import gzip
 import hashlib
+import importlib
 import io
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import numpy as np
 import polars as pl
 
 from sieve.arrays import IntArray
 from sieve.errors import TraceError
-from sieve.traces.limits import MAX_FILE_BYTES, MAX_TOKENS
+from sieve.traces.faults import Faults
+from sieve.traces.limits import (
+    MAX_DOCUMENT_BYTES,
+    MAX_FILE_BYTES,
+    MAX_LINE_BYTES,
+    MAX_RATIO,
+    MAX_TOKENS,
+    RATIO_FROM_BYTES,
+)
 
 _GZIP_MAGIC: Final = b"\x1f\x8b"
+_ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 _PARQUET_MAGIC: Final = b"PAR1"
 _BOM: Final = b"\xef\xbb\xbf"
 _CHUNK_BYTES: Final = 1 << 22
@@ -38,6 +48,8 @@ class TraceFile:
         sha256: hash of the file as stored.
         columns: column names in file order, outer spaces stripped; none in JSON.
         first_row: line of the first row in a text file; 1 in a Parquet file.
+        faults: what to do with rows that cannot be read, and those found so far.
+        notes: what was changed while reading the bytes.
     """
 
     label: str
@@ -46,6 +58,8 @@ class TraceFile:
     sha256: str
     columns: tuple[str, ...]
     first_row: int
+    faults: Faults = field(default_factory=Faults)
+    notes: tuple[str, ...] = ()
 
     @property
     def is_parquet(self) -> bool:
@@ -57,11 +71,12 @@ class TraceFile:
         return f"{self.label}, {'row' if self.is_parquet else 'line'} {self.first_row + row}"
 
 
-def read_file(path: Path, label: str) -> TraceFile:
-    """Return the file at `path` with its columns found.
+def read_file(path: Path, label: str, faults: Faults | None = None) -> TraceFile:
+    """Return the file at `path` with its columns found; memory stays within the limits.
 
     Raises:
-        TraceError: no regular file, unreadable, empty, too large, or without a header of columns.
+        TraceError: no regular file, unreadable, empty, too large, a line or a compression ratio
+            beyond the limits, or without a header of columns.
     """
     try:
         if not path.is_file():
@@ -69,35 +84,45 @@ def read_file(path: Path, label: str) -> TraceFile:
                 "a folder; give one CSV or Parquet file" if path.is_dir() else "not a regular file"
             )
             raise TraceError(f"{label}: {found if path.exists() else 'no such file'}")
-        size = path.stat().st_size
-        stored = path.read_bytes() if size <= MAX_FILE_BYTES else b""
+        with path.open("rb") as stored:
+            content = _content(stored, path.stat().st_size, label)
+            stored.seek(0)
+            digest = hashlib.file_digest(stored, "sha256").hexdigest()
     except OSError as error:
         raise TraceError(f"{label}: cannot be read: {error.strerror or error}") from None
-    if size > MAX_FILE_BYTES:
-        raise _too_large(label)
-    content = _decompress(stored, label) if stored.startswith(_GZIP_MAGIC) else stored
     content = content.removeprefix(_BOM)
     if not content.strip():
         raise TraceError(f"{label}: the file is empty; expected a header line and requests")
-    columns, first_row = (
-        (_parquet_columns(content, label), 1)
-        if content.startswith(_PARQUET_MAGIC)
-        else _text_columns(content, label)
-    )
-    digest = hashlib.sha256(stored).hexdigest()
-    return TraceFile(label, path.name, content, digest, columns, first_row)
+    faults = faults or Faults()
+    if content.startswith(_PARQUET_MAGIC):
+        columns = _parquet_columns(content, label)
+        return TraceFile(label, path.name, content, digest, columns, 1, faults)
+    notes = ()
+    if b"\r" in content:
+        plain = content.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        if content.count(b"\n") not in {0, content.count(b"\r\n")}:
+            notes = ("line endings of several kinds are mixed; all read",)
+        content = plain
+    if path.name.lower().endswith((".yaml", ".yml")):
+        return TraceFile(label, path.name, content, digest, (), 1, faults, notes)
+    columns, first_row = _text_columns(content, label)
+    return TraceFile(label, path.name, content, digest, columns, first_row, faults, notes)
 
 
-def read_columns(file: TraceFile, names: Sequence[str]) -> tuple[pl.DataFrame, IntArray]:
+def read_columns(
+    file: TraceFile, names: Sequence[str], optional: Sequence[str] = ()
+) -> tuple[pl.DataFrame, IntArray]:
     """Return the named columns and, for each row, its index in the file; blank lines are dropped.
 
-    Text columns come as text, Parquet columns in their own type.
+    Text columns come as text, Parquet columns in their own type; an optional column that is not
+    there is left out.
 
     Raises:
         TraceError: a column is missing or there twice, a line has too many fields, or no rows.
     """
     if not file.columns:
         raise TraceError(f"{file.label}: JSON; needed: a table with columns {', '.join(names)}")
+    names = [*names, *(name for name in optional if name in file.columns)]
     for name in names:
         if file.columns.count(name) != 1:
             problem = "missing" if name not in file.columns else "there more than once"
@@ -105,6 +130,14 @@ def read_columns(file: TraceFile, names: Sequence[str]) -> tuple[pl.DataFrame, I
                 f"{file.label}: column {name} is {problem}; "
                 f"columns found: {listing(file.columns)}; needed: {', '.join(names)}"
             )
+    frame = _table(file, names)
+    kept = frame.with_row_index(_INDEX).filter(~pl.all_horizontal(pl.col(*names).is_null()))
+    if kept.is_empty():
+        raise TraceError(f"{file.label}: no requests below the header; add at least one row")
+    return kept.select(names), kept[_INDEX].to_numpy().astype(np.int64)
+
+
+def _table(file: TraceFile, names: Sequence[str]) -> pl.DataFrame:
     # In file order, so that it does not matter which order the reader returns.
     positions = sorted(file.columns.index(name) for name in names)
     try:
@@ -113,12 +146,39 @@ def read_columns(file: TraceFile, names: Sequence[str]) -> tuple[pl.DataFrame, I
         else:
             frame = pl.read_csv(io.BytesIO(file.content), columns=positions, infer_schema=False)
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
-        raise TraceError(_table_fault(file, error)) from None
+        if file.is_parquet or file.faults.mode == "stop":
+            raise TraceError(_table_fault(file, error)) from None
+        repaired = _without_torn_lines(file)
+        if repaired.content == file.content:
+            raise TraceError(_table_fault(file, error)) from None
+        return _table(repaired, names)
     frame.columns = [file.columns[position] for position in positions]
-    kept = frame.with_row_index(_INDEX).filter(~pl.all_horizontal(pl.col(*names).is_null()))
-    if kept.is_empty():
-        raise TraceError(f"{file.label}: no requests below the header; add at least one row")
-    return kept.select(names), kept[_INDEX].to_numpy().astype(np.int64)
+    return frame
+
+
+def _without_torn_lines(file: TraceFile) -> TraceFile:
+    """Return the file with lines that are no UTF-8 or have too many fields emptied and noted."""
+    lines = file.content.split(b"\n")
+    for i, line in enumerate(lines):
+        fault = _line_fault(line, len(file.columns))
+        if fault and i + 1 >= file.first_row:
+            row = np.array([i + 1 - file.first_row])
+            message = f"{file.label}, line {i + 1}: {fault}"
+            kind = "line: not UTF-8" if fault.startswith("not") else "line: too many fields"
+            file.faults.check(
+                np.ones(1, np.bool_), row, kind, lambda _, m=message: m, file.first_row
+            )
+            lines[i] = b""
+    return replace(file, content=b"\n".join(lines))
+
+
+def _line_fault(line: bytes, most: int) -> str:
+    text = line.decode("utf-8", errors="replace")
+    if "\ufffd" in text:
+        return "not UTF-8 text"
+    if '"' not in text and text.count(",") >= most:
+        return f"{text.count(',') + 1} fields where the header has {most}"
+    return ""
 
 
 def token_counts(
@@ -138,14 +198,16 @@ def token_counts(
     value = text.cast(pl.Float64, strict=False).fill_null(np.nan).to_numpy()
     with np.errstate(invalid="ignore"):
         good = (value >= least) & (value <= MAX_TOKENS) & (value == np.floor(value))
-    if not good.all():
-        i = int(np.argmin(good))
+
+    def message(i: int) -> str:
         found = "empty" if series[i] in (None, "") else f"{str(series[i])[:40]!r}"
-        raise TraceError(
+        return (
             f"{file.where(int(rows[i]))}: {column} is {found}; "
             f"expected a whole number of tokens from {least} to {MAX_TOKENS}"
         )
-    return value.astype(np.int64)
+
+    file.faults.check(~good, rows, f"{column}: no count of tokens", message, file.first_row)
+    return np.where(good, value, max(least, 1)).astype(np.int64)
 
 
 def listing(columns: Sequence[str]) -> str:
@@ -154,20 +216,102 @@ def listing(columns: Sequence[str]) -> str:
     return shown + (f" and {len(columns) - 12} more" if len(columns) > 12 else "")
 
 
-def _decompress(stored: bytes, label: str) -> bytes:
-    """Return the content of a gzip file, read in pieces so that the size limit holds."""
+def _content(stored: BinaryIO, size: int, label: str) -> bytes:
+    """Return the decompressed bytes, read in pieces so that every limit holds on the way."""
+    head = stored.read(4)
+    stored.seek(0)
+    packed = head.startswith(_GZIP_MAGIC) or head == _ZSTD_MAGIC
+    if not packed and size > MAX_FILE_BYTES and head == _PARQUET_MAGIC:
+        raise _too_large(label)
+    kind = "zstd" if head == _ZSTD_MAGIC else "gzip"
+    stream = stored if not packed else _unpacked(stored, kind, label)
     pieces: list[bytes] = []
     total = 0
+    lines = _LineLengths(label)
     try:
-        with gzip.open(io.BytesIO(stored)) as stream:
-            while piece := stream.read(_CHUNK_BYTES):
-                total += len(piece)
-                if total > MAX_FILE_BYTES:
-                    raise _too_large(label)
-                pieces.append(piece)
-    except (OSError, EOFError, zlib.error) as error:
-        raise TraceError(f"{label}: damaged gzip file: {error}") from None
+        while piece := stream.read(_CHUNK_BYTES):
+            total += len(piece)
+            if total > RATIO_FROM_BYTES and packed and total > MAX_RATIO * size:
+                raise TraceError(
+                    f"{label}: unpacks to more than {MAX_RATIO} times its size, as a compression "
+                    "bomb does; unpack it yourself if it is none"
+                )
+            if total > MAX_FILE_BYTES:
+                raise _too_large(label)
+            if head != _PARQUET_MAGIC:
+                lines.add(piece)
+            pieces.append(piece)
+    except (OSError, EOFError, zlib.error, *_unpack_errors(kind)) as error:
+        if not packed:
+            raise
+        raise TraceError(
+            f"{label}: damaged {kind} file after {total:,} bytes of content: {error}"
+        ) from None
     return b"".join(pieces)
+
+
+class _LineLengths:
+    """Refuses a line beyond the limit while the file is being read."""
+
+    def __init__(self, label: str) -> None:
+        self.label, self.line, self.length, self.limit = label, 1, 0, 0
+
+    def add(self, piece: bytes) -> None:
+        if not self.limit:
+            is_json = piece.removeprefix(_BOM).lstrip().startswith((b"{", b"["))
+            self.limit = MAX_DOCUMENT_BYTES if is_json else MAX_LINE_BYTES
+        first = piece.find(b"\n")
+        self.length += len(piece) if first < 0 else first
+        if self.length > self.limit:
+            raise TraceError(
+                f"{self.label}, line {self.line}: longer than {self.limit // 10**6} MB; "
+                "one request a line is expected"
+            )
+        if first >= 0:
+            self.line += piece.count(b"\n")
+            self.length = len(piece) - piece.rfind(b"\n") - 1
+            if self.line > 1:  # a document in one line has no second one
+                self.limit = MAX_LINE_BYTES
+
+
+def _unpacked(stored: BinaryIO, kind: str, label: str) -> BinaryIO:
+    """Return a stream of the unpacked bytes.
+
+    Raises:
+        TraceError: zstd, and nothing is installed that reads it.
+    """
+    if kind == "gzip":
+        return gzip.open(stored)  # type: ignore[return-value]
+    for name in _ZSTD_MODULES:
+        try:
+            module = importlib.import_module(name)
+        except ImportError:
+            continue
+        if name == "zstandard":
+            return module.ZstdDecompressor().stream_reader(stored, read_across_frames=True)  # type: ignore[no-any-return]
+        if name == "pyarrow":
+            return module.CompressedInputStream(stored, "zstd")  # type: ignore[no-any-return]
+        return module.open(stored)  # type: ignore[no-any-return]
+    raise TraceError(
+        f"{label}: zstd, which needs Python 3.14 or the package zstandard; "
+        "install it, or unpack the file first (zstd -d)"
+    )
+
+
+_ZSTD_MODULES: Final = ("compression.zstd", "zstandard", "pyarrow")
+
+
+def _unpack_errors(kind: str) -> tuple[type[BaseException], ...]:
+    """Return the errors of damaged zstd content beyond OSError and EOFError."""
+    if kind != "zstd":
+        return ()
+    found: list[type[BaseException]] = []
+    for name, error in (("compression.zstd", "ZstdError"), ("zstandard", "ZstdError")):
+        try:
+            found.append(getattr(importlib.import_module(name), error))
+        except ImportError:
+            continue
+    return tuple(found)
 
 
 def _too_large(label: str) -> TraceError:
@@ -204,14 +348,9 @@ def _text_columns(content: bytes, label: str) -> tuple[tuple[str, ...], int]:
 def _table_fault(file: TraceFile, error: BaseException) -> str:
     """Return what is wrong with a table that the reader refused, with the line if it is found."""
     if not file.is_parquet:
-        most = len(file.columns)
         for number, line in enumerate(file.content.splitlines(), start=1):
-            text = line.decode("utf-8", errors="replace")
-            if "\ufffd" in text:
-                return f"{file.label}, line {number}: not UTF-8 text"
-            if '"' not in text and text.count(",") >= most:
-                count = text.count(",") + 1
-                return f"{file.label}, line {number}: {count} fields where the header has {most}"
+            if fault := _line_fault(line, len(file.columns)):
+                return f"{file.label}, line {number}: {fault}"
     return f"{file.label}: cannot be read as a table: {_first_line(error)}"
 
 

@@ -14,7 +14,10 @@ import numpy as np
 
 from sieve.arrays import IntArray
 from sieve.errors import TraceError
+from sieve.spec.models import LengthSpec
 from sieve.traces.files import TraceFile, listing, read_columns, token_counts
+from sieve.traces.limits import generator
+from sieve.traces.synthetic import draw_lengths
 
 COLUMN_PAIRS: Final = (
     ("input_length", "output_length"),
@@ -39,13 +42,20 @@ def column_pair(columns: Sequence[str]) -> tuple[str, str] | None:
     return next((pair for pair in COLUMN_PAIRS if set(pair) <= set(columns)), None)
 
 
-def read(file: TraceFile) -> LengthTable:
+def read(file: TraceFile, osl: LengthSpec | None = None, seed: int = 0) -> LengthTable:
     """Return the table of lengths in file order.
+
+    Args:
+        file: the table.
+        osl: output lengths for a table that has input lengths only.
+        seed: of those.
 
     Raises:
         TraceError: a column is missing, or a cell cannot be read; file and line are named.
     """
     pair = column_pair(file.columns)
+    if pair is None and "input_length" in file.columns:
+        return _inputs_only(file, osl, seed)
     if pair is None:
         known = " or ".join(", ".join(names) for names in COLUMN_PAIRS)
         raise TraceError(
@@ -55,12 +65,33 @@ def read(file: TraceFile) -> LengthTable:
     frame, rows = read_columns(file, pair)
     input_tokens = token_counts(file, frame, rows, pair[0], least=1)
     output_tokens = token_counts(file, frame, rows, pair[1], least=0)
-    answered = output_tokens > 0
+    good = file.faults.good(rows)
+    answered = (output_tokens > 0) & good
     if not answered.any():
         raise TraceError(f"{file.label}: every row has 0 output tokens; nothing to serve")
-    failed = int((~answered).sum())
-    notes = (f"{failed} failed requests (0 output tokens) left out",) if failed else ()
-    return LengthTable(input_tokens[answered], output_tokens[answered], notes)
+    failed = int((output_tokens == 0).sum())
+    notes = [f"{failed} failed requests (0 output tokens) left out"] if failed else []
+    notes += [*file.notes, *file.faults.notes()]
+    return LengthTable(input_tokens[answered], output_tokens[answered], tuple(notes))
+
+
+def _inputs_only(file: TraceFile, osl: LengthSpec | None, seed: int) -> LengthTable:
+    """Return input lengths of a table with output lengths of the spec."""
+    if osl is None:
+        raise TraceError(
+            f"{file.label}: columns found: {listing(file.columns)}; there is no output_length; "
+            "add it, or state the answers, as in "
+            "traffic.osl: {distribution: lognormal, mean: 300, stdev: 200}"
+        )
+    frame, rows = read_columns(file, ("input_length",))
+    input_tokens = token_counts(file, frame, rows, "input_length", least=1)
+    input_tokens = input_tokens[file.faults.good(rows)]
+    if not len(input_tokens):
+        raise TraceError(f"{file.label}: no row is left: every row has a fault")
+    rng = generator(seed, "lengths.osl")
+    output_tokens = draw_lengths(osl, len(input_tokens), rng, "traffic.osl")
+    notes = ("output lengths are stated by traffic.osl, not recorded", *file.faults.notes())
+    return LengthTable(input_tokens, output_tokens, notes)
 
 
 def draw_rows(num_rows: int, n: int, rng: np.random.Generator) -> IntArray:

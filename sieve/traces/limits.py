@@ -14,8 +14,18 @@ from sieve.units import NS_PER_S
 MAX_TOKENS: Final = 10_000_000
 """Longest input or output in tokens; ten times the longest context in use."""
 
-MAX_FILE_BYTES: Final = 1_000_000_000
-"""Largest traffic file, uncompressed; a guard against compression bombs."""
+MAX_FILE_BYTES: Final = 2_000_000_000
+"""Largest traffic file, uncompressed: a week of a large service fits."""
+
+MAX_LINE_BYTES: Final = 16_000_000
+"""Longest line of a text file with one request a line."""
+
+MAX_DOCUMENT_BYTES: Final = 1_000_000_000
+"""Longest JSON document in one line."""
+
+MAX_RATIO: Final = 500
+RATIO_FROM_BYTES: Final = 256_000_000
+"""A packed file beyond both is refused as a compression bomb; traces pack 5 to 30 times."""
 
 MAX_SPAN_S: Final = 1e9
 """Longest traffic (32 years); nanoseconds of it fit 64 bits with room."""

@@ -18,10 +18,19 @@ import numpy.typing as npt
 
 from sieve.arrays import FloatArray, IntArray, Requests
 from sieve.errors import TraceError
+from sieve.traces.reuse_summary import (
+    PrefixSummary,
+    ReuseBin,
+    SessionSummary,
+    TurnBin,
+    summarise_prefix,
+    summarise_sessions,
+)
 
 SCHEMA_VERSION: Final = 1
 BINS_PER_OCTAVE: Final = 4
 QUANTILES_PER_BIN: Final = 9
+MAX_WINDOWS: Final = 200
 _MIN_GAPS_FOR_CV: Final = 30  # a CV from fewer gaps is mostly noise
 
 
@@ -97,6 +106,10 @@ class Summary:
         input_quantiles: (ni, 9) evenly spaced quantiles, lowest to highest, per occupied input bin.
         output_quantiles: (no, 9) the same for output bins.
         cells: (ni, no) requests by input and output bin.
+        step_s: arrivals stand on a grid of this width; the CVs of the windows are then those of
+            the counts on it. None: they do not.
+        prefix: prefixes that requests share; None: none are known.
+        sessions: chains of turns; windows and rates are then those of their starts.
     """
 
     name: str
@@ -114,10 +127,17 @@ class Summary:
     input_quantiles: IntArray
     output_quantiles: IntArray
     cells: IntArray
+    step_s: float | None = None
+    prefix: PrefixSummary | None = None
+    sessions: SessionSummary | None = None
 
     def to_json(self) -> str:
         """Return the summary as a JSON document, one entry of a list a line."""
-        pairs: dict[str, Any] = {"schema_version": SCHEMA_VERSION, **_plain(self)}
+        plain = _plain(self)
+        for name in ("step_s", "prefix", "sessions"):
+            if plain[name] is None:
+                del plain[name]
+        pairs: dict[str, Any] = {"schema_version": SCHEMA_VERSION, **plain}
         return "{\n" + ",\n".join(_entry(key, value) for key, value in pairs.items()) + "\n}\n"
 
     @classmethod
@@ -145,8 +165,14 @@ def summarise(
         TraceError: fewer than two requests, a closed loop, or all arrivals at one moment.
     """
     arrival_s = requests.arrival_s
-    if requests.closed_loop_users is not None or len(requests) < 2 or arrival_s[-1] <= 0:
+    if requests.previous is not None:
+        arrival_s = np.sort(arrival_s[requests.previous < 0])
+    if requests.closed_loop_users is not None or len(arrival_s) < 2 or arrival_s[-1] <= 0:
         raise TraceError(f"{requests.source}: a summary needs two requests that arrive in time")
+    window_s = max(window_s, float(arrival_s[-1]) / MAX_WINDOWS)
+    step_s = arrival_step(arrival_s)
+    sessions = None if requests.previous is None else summarise_sessions(requests)
+    shared = requests.prefix if sessions is None else None
     input_bin, input_quantiles = _bins(requests.input_tokens)
     output_bin, output_quantiles = _bins(requests.output_tokens)
     cells = np.zeros((len(input_quantiles), len(output_quantiles)), np.int64)
@@ -157,17 +183,35 @@ def summarise(
         origin=origin,
         num_requests=len(requests),
         span_s=_tidy(arrival_s[-1]),
-        rate_per_s=_tidy((len(requests) - 1) / arrival_s[-1]),
+        rate_per_s=_tidy((len(arrival_s) - 1) / arrival_s[-1]),
         gap_cv=_tidy(gap_cv(arrival_s)),
         dispersion=_tidy(dispersion(arrival_s, 0.0, float(arrival_s[-1]))),
-        windows=_windows(arrival_s, window_s),
+        windows=_windows(arrival_s, window_s, step_s),
         input_tokens=length_stats(requests.input_tokens),
         output_tokens=length_stats(requests.output_tokens),
         log_correlation=_tidy(log_correlation(requests)),
         input_quantiles=input_quantiles,
         output_quantiles=output_quantiles,
         cells=cells,
+        step_s=None if step_s is None else _tidy(step_s),
+        prefix=None if shared is None else summarise_prefix(shared),
+        sessions=sessions,
     )
+
+
+def arrival_step(arrival_s: FloatArray) -> float | None:
+    """Return the width of the grid that sorted arrivals stand on, or None if they do not.
+
+    Traces that were collected in steps have many requests at one moment; a grid is seen where most
+    requests share their moment with another and most moments follow each other at one distance.
+    """
+    moments = np.unique(arrival_s)
+    if len(arrival_s) < 100 or len(moments) < 10 or len(arrival_s) < 2 * len(moments):
+        return None
+    gap = np.diff(moments)
+    step = float(np.median(gap))
+    off = np.abs(gap / step - np.rint(gap / step))
+    return step if (off < 0.02).mean() > 0.9 else None
 
 
 def length_stats(tokens: IntArray) -> LengthStats:
@@ -197,7 +241,18 @@ def dispersion(arrival_s: FloatArray, start_s: float, end_s: float) -> float:
     return float(counts.var() / counts.mean()) if counts.any() else float("nan")
 
 
-def _windows(arrival_s: FloatArray, window_s: float) -> tuple[Window, ...]:
+def _step_cv(arrival_s: FloatArray, start_s: float, end_s: float, step_s: float) -> float:
+    """Return the CV of a renewal process whose counts vary as those on the grid do."""
+    steps = max(round((end_s - start_s) / step_s), 1)
+    # The grid's moments lie in the middle of the bins, so that rounding moves none.
+    begin = start_s - step_s / 2
+    counts = np.histogram(arrival_s, bins=steps, range=(begin, begin + steps * step_s))[0]
+    return float(np.sqrt(counts.var() / counts.mean())) if counts.any() else 1.0
+
+
+def _windows(
+    arrival_s: FloatArray, window_s: float, step_s: float | None = None
+) -> tuple[Window, ...]:
     """Return consecutive windows; a last one below half the length joins the one before."""
     end_s = float(arrival_s[-1])
     starts = np.arange(0.0, max(end_s - window_s / 2, window_s / 2), window_s)
@@ -208,12 +263,16 @@ def _windows(arrival_s: FloatArray, window_s: float) -> tuple[Window, ...]:
     for i, (start, end) in enumerate(itertools.pairwise(edges.tolist())):
         inside = arrival_s[index[i] : index[i + 1]]
         enough = len(inside) > _MIN_GAPS_FOR_CV and inside[-1] > inside[0]
+        cv = _tidy(gap_cv(inside)) if enough else None
+        if step_s is not None:
+            few = end - start < _MIN_GAPS_FOR_CV * step_s
+            cv = _tidy(_step_cv(arrival_s, *((0.0, end_s) if few else (start, end)), step_s))
         windows.append(
             Window(
                 length_s=_tidy(end - start),
                 num_requests=len(inside),
                 rate_per_s=_tidy(len(inside) / (end - start)),
-                gap_cv=_tidy(gap_cv(inside)) if enough else None,
+                gap_cv=cv,
                 dispersion=_tidy(dispersion(inside, start, end)) if enough else None,
             )
         )
@@ -266,6 +325,7 @@ def _from_plain(data: Mapping[str, Any]) -> Summary:
     for i, row in enumerate(data["cells"]):
         columns, counts = np.array(row, np.int64).T
         cells[i, columns] = counts
+    prefix, sessions = data.get("prefix"), data.get("sessions")
     return Summary(
         **{
             **data,
@@ -276,5 +336,21 @@ def _from_plain(data: Mapping[str, Any]) -> Summary:
             "input_quantiles": input_quantiles,
             "output_quantiles": output_quantiles,
             "cells": cells,
+            "prefix": None if prefix is None else _prefix_of(prefix),
+            "sessions": None if sessions is None else _sessions_of(sessions),
         }
     )
+
+
+def _prefix_of(data: Mapping[str, Any]) -> PrefixSummary:
+    bins = tuple(ReuseBin(**{**b, "reused_share": tuple(b["reused_share"])}) for b in data["bins"])
+    return PrefixSummary(**{**data, "distance": tuple(data["distance"]), "bins": bins})
+
+
+def _sessions_of(data: Mapping[str, Any]) -> SessionSummary:
+    lists = ("turns", "first_input_tokens", "output_tokens", "pause_s")
+    bins = tuple(
+        TurnBin(**{**b, **{k: tuple(b[k]) for k in ("kept_share", "added_tokens")}})
+        for b in data["bins"]
+    )
+    return SessionSummary(**{**data, **{k: tuple(data[k]) for k in lists}, "bins": bins})

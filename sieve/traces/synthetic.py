@@ -10,10 +10,11 @@ from typing import Final
 
 import numpy as np
 
-from sieve.arrays import FloatArray, IntArray, Requests
-from sieve.errors import NotYetError, TraceError
-from sieve.spec.models import ArrivalSpec, LengthSpec, SyntheticSpec
+from sieve.arrays import FloatArray, IntArray, PrefixBlocks, Requests
+from sieve.errors import TraceError
+from sieve.spec.models import ArrivalSpec, LengthSpec, PrefixSpec, SyntheticSpec
 from sieve.traces.limits import MAX_TOKENS, check_rate, generator, whole_ns
+from sieve.traces.prefixes import shared_beginnings
 
 _MAX_CV: Final = 100.0  # beyond it nearly every gamma gap is zero in floating point
 _MIN_CV: Final = 1e-6  # below it gaps are equal to a nanosecond in practice
@@ -23,23 +24,27 @@ def draw_synthetic(spec: SyntheticSpec, *, seed: int) -> Requests:
     """Return the requests of `spec`, drawn with `seed` (whatever seed the spec states).
 
     Raises:
-        NotYetError: shared prefixes are asked for.
         TraceError: a distribution outside the limits on lengths or burstiness.
     """
-    if spec.prefix is not None:
-        raise NotYetError(
-            "traffic.synthetic.prefix: shared prefixes are not in this version; remove the key"
-        )
     n = spec.requests
     isl_rng, osl_rng = (generator(seed, f"synthetic.{name}") for name in ("isl", "osl"))
     arrival_s, users = draw_arrivals(spec.arrival, n, generator(seed, "synthetic.arrival"))
+    input_tokens = draw_lengths(spec.isl, n, isl_rng, "traffic.synthetic.isl")
     return Requests(
         arrival_s=arrival_s,
-        input_tokens=draw_lengths(spec.isl, n, isl_rng, "traffic.synthetic.isl"),
+        input_tokens=input_tokens,
         output_tokens=draw_lengths(spec.osl, n, osl_rng, "traffic.synthetic.osl"),
         closed_loop_users=users,
         source="synthetic",
+        prefix=None if spec.prefix is None else _beginnings(spec.prefix, input_tokens, seed),
     )
+
+
+def _beginnings(spec: PrefixSpec, input_tokens: IntArray, seed: int) -> PrefixBlocks:
+    rng = generator(seed, "synthetic.prefix")
+    n = len(input_tokens)
+    tokens = np.where(rng.random(n) < spec.share, spec.tokens, 0)
+    return shared_beginnings(input_tokens, tokens, rng.integers(0, spec.groups, n))
 
 
 def draw_lengths(

@@ -19,6 +19,7 @@ from sieve.errors import InvalidInput
 from sieve.formulas.repeats import condensed, distinct
 from sieve.validity.blocks import block_faults
 from sieve.validity.context_parallel import context_parallel_fault
+from sieve.validity.data_parallel import data_parallel_faults
 from sieve.validity.nodes import nodes_needed
 
 
@@ -42,6 +43,8 @@ class Candidates:
         chunked_prefill: long prompts are cut to the token budget; (n,) or for all.
         dcp: (n,) decode context parallel sizes; None: 1.
         context_parallel: layers that the engine can serve so, as in its profile.
+        dp: (n,) data-parallel ranks of a replica; None: 1.
+        data_parallel: what such ranks share, as in the engine's profile: `experts` or `none`.
     """
 
     model: ModelArchitecture
@@ -65,6 +68,13 @@ class Candidates:
     tp_across_nodes: bool = False
     dcp: IntArray | None = None
     context_parallel: str = "none"
+    dp: IntArray | None = None
+    data_parallel: str = "none"
+
+    @property
+    def ranks(self) -> IntArray:
+        """GPUs that share out the experts, or each layer: tp x dp."""
+        return self.tp if self.dp is None else self.tp * self.dp
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,9 +199,21 @@ def _tp_divides_width(c: Candidates) -> Finding:
 
 
 def _ep_size(c: Candidates) -> Finding:
-    """Experts are spread over all TP ranks or over none."""
-    legal = (c.ep == 1) | ((c.ep == c.tp) & (c.model.moe is not None))
-    return Finding(~legal, c.ep, c.tp if c.model.moe else 1, "ep is 1 or tp, experts only")
+    """Experts are spread over all ranks or over none; with data-parallel ranks over all."""
+    several = (c.ranks != c.tp) & (c.model.moe is not None)
+    legal = ((c.ep == 1) & ~several) | ((c.ep == c.ranks) & (c.model.moe is not None))
+    units = np.array(["ep is 1 or tp, experts only", "ep is tp x dp where ranks share experts"])
+    unit = units.astype(object)[several.astype(np.int8)]
+    return Finding(~legal, c.ep, c.ranks if c.model.moe else 1, unit)
+
+
+def _data_parallel(c: Candidates) -> Finding:
+    """Data-parallel ranks share experts, and step together."""
+    n = len(c.tp)
+    if c.dp is None:
+        return Finding(np.zeros(n, np.bool_), 1, 1, "")
+    fails, observed, unit = data_parallel_faults(c.model, c.dp, c.pp, c.data_parallel)
+    return Finding(fails, observed, 1, unit)
 
 
 def _ep_divides_experts(c: Candidates) -> Finding:
@@ -210,17 +232,25 @@ def _pp_layers(c: Candidates) -> Finding:
 
 def _node(c: Candidates) -> Finding:
     """A replica stands in one node, or in as many as the fleet allows, its stages whole."""
-    ranks = c.tp * c.pp
+    ranks = c.ranks * c.pp
     if c.nodes_per_replica == 1:
         return Finding(ranks > c.gpus_per_node, ranks, c.gpus_per_node, "GPUs in a node")
     needed = nodes_needed(c.tp, c.pp, c.gpus_per_node)
     wide = (c.tp > c.gpus_per_node) & (not c.tp_across_nodes)
-    units = np.array(["nodes for one replica, its stages whole", "tensor ranks in a node"], object)
+    spread = (c.ranks != c.tp) & (ranks > c.gpus_per_node)
+    units = np.array(
+        [
+            "nodes for one replica, its stages whole", "tensor ranks in a node",
+            "GPUs in a node; data-parallel ranks over several nodes are not modelled",
+        ],
+        object,
+    )  # fmt: skip
+    which = np.where(spread, 2, wide)
     return Finding(
-        wide | (needed > c.nodes_per_replica),
-        np.where(wide, c.tp, needed),
-        np.where(wide, c.gpus_per_node, c.nodes_per_replica),
-        units[wide.astype(np.int8)],
+        (which > 0) | (needed > c.nodes_per_replica),
+        np.choose(which, [needed, c.tp, ranks]),
+        np.where(which > 0, c.gpus_per_node, c.nodes_per_replica),
+        units[which],
     )
 
 
@@ -244,7 +274,7 @@ def _decode_context_parallel(c: Candidates) -> Finding:
 
 
 def _gpu_budget(c: Candidates) -> Finding:
-    gpus = c.tp * c.pp * c.replicas
+    gpus = c.ranks * c.pp * c.replicas
     return Finding(gpus > c.max_gpus, gpus, c.max_gpus, "GPUs")
 
 
@@ -310,6 +340,7 @@ RULES: Final[Mapping[str, Callable[[Candidates], Finding]]] = {
     "tp_divides_width": _tp_divides_width,
     "vocab_tp": _vocab_tp,
     "quant_blocks": _quant_blocks,
+    "data_parallel": _data_parallel,
     "ep_size": _ep_size,
     "ep_divides_experts": _ep_divides_experts,
     "pp_divides": _pp_divides,

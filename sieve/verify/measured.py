@@ -9,11 +9,23 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Final
 
+from sieve.arrays import SimResult
+from sieve.calibration.apply import Deployment, load_of
+from sieve.calibration.points import Place
+from sieve.calibration.serving import Calibration
+from sieve.catalog.engines import load_engine
 from sieve.errors import SieveError
-from sieve.ranking.intervals import evidence_shares, log_error, weakest_class
+from sieve.memory.corrections import release
+from sieve.ranking.intervals import (
+    ENDS,
+    ModelError,
+    default_error,
+    evidence_shares,
+    weakest_class,
+)
 from sieve.verify.measured_replay import Replays, finite, inverse_direction
 from sieve.verify.measured_rows import MeasuredRow, read_rows
-from sieve.verify.measured_setup import setup_of
+from sieve.verify.measured_setup import Setup, setup_of
 
 CONFIDENCE: Final = 0.9
 """One-sided; both ends together hold 80 %."""
@@ -37,6 +49,7 @@ def verify_measured(
     *,
     eligible_only: bool = False,
     replays: Replays | None = None,
+    calibration: Calibration | None = None,
 ) -> dict[str, Any]:
     """Return the replay held against every row of a table of measured runs.
 
@@ -44,6 +57,7 @@ def verify_measured(
         path: CSV file.
         eligible_only: leave out rows that are not marked eligible, with that reason.
         replays: with other constants than the shipped ones.
+        calibration: corrects TTFT, TPOT and ITL, and their intervals where it has local evidence.
 
     Raises:
         ResultError: the file cannot be read or has a cell that cannot be.
@@ -57,7 +71,7 @@ def verify_measured(
             skipped.append({"row": row.row, "reason": "not marked eligible"})
         else:
             try:
-                rows.append(compare(row, replays))
+                rows.append(compare(row, replays, calibration))
             except SieveError as error:
                 skipped.append({"row": row.row, "reason": str(error)})
     return {
@@ -72,7 +86,9 @@ def verify_measured(
     }
 
 
-def compare(row: MeasuredRow, replays: Replays) -> dict[str, Any]:
+def compare(
+    row: MeasuredRow, replays: Replays, calibration: Calibration | None = None
+) -> dict[str, Any]:
     """Return one row beside its replay.
 
     Raises:
@@ -81,6 +97,9 @@ def compare(row: MeasuredRow, replays: Replays) -> dict[str, Any]:
     setup = setup_of(row)
     predicted, result, table = replays.predict(setup)
     evidence = weakest_class(evidence_shares(result.component_s, table.component_evidence))
+    error = default_error(evidence, CONFIDENCE)
+    if calibration is not None and (place := place_of(setup, result)) is not None:
+        predicted, error = _corrected(predicted, place, calibration, evidence)
     out: dict[str, Any] = {
         "row": row.row,
         "file": row.file,
@@ -96,7 +115,7 @@ def compare(row: MeasuredRow, replays: Replays) -> dict[str, Any]:
         middle = finite(predicted).get(metric)
         if middle is None:
             continue
-        low, high = _interval(metric, middle, evidence)
+        low, high = _interval(metric, middle, error)
         out[metric] = {"measured": measured, "predicted": middle, "low": low, "high": high}
     return out
 
@@ -146,11 +165,45 @@ def _by(
     return {name: errors_by_metric(groups[name]) for name in sorted(groups)}
 
 
-def _interval(metric: str, middle: float, evidence: str) -> tuple[float, float]:
+def place_of(setup: Setup, result: SimResult) -> Place | None:
+    """Return the deployment and load of a replayed row; None if it was not served."""
+    load = load_of(setup.requests, result)
+    if load is None:
+        return None
+    version = ".".join(map(str, setup.version))
+    deployment = Deployment(
+        engine="vllm", release=release(load_engine(f"vllm=={version}").version),
+        gpu=setup.gpu.name, model=setup.model.name, family=setup.model.architecture,
+        weight_dtype=setup.weight_dtype, kv_cache_dtype=setup.kv_cache_dtype, tp=setup.tp,
+        pp=setup.pp, replicas=setup.replicas,
+    )  # fmt: skip
+    return deployment.place(**load)
+
+
+def _corrected(
+    predicted: Mapping[str, float], place: Place, calibration: Calibration, evidence: str
+) -> tuple[dict[str, float], ModelError]:
+    """Return the predictions corrected, and their error; throughput stays as it is."""
+    fix = calibration.correction(place)
+    out = dict(predicted)
+    for name, value in predicted.items():
+        if name.startswith("ttft"):
+            out[name] = (value + fix.host_s) * exp(fix.ttft)
+        elif name.startswith(("tpot", "itl")):
+            out[name] = value * exp(fix.tpot)
+    if "e2e" in predicted and "ttft" in predicted:
+        rest = predicted["e2e"] - predicted["ttft"]
+        out["e2e"] = out["ttft"] + rest * exp(fix.tpot)
+    share = min(out.get("ttft", 0.0) / max(out.get("e2e", 0.0), 1e-9), 1.0)
+    return out, calibration.error_of(place, evidence, CONFIDENCE, share)
+
+
+def _interval(metric: str, middle: float, error: ModelError) -> tuple[float, float]:
     """Return low and high of a metric; a throughput moves against the time of a token."""
-    kind = _INTERVAL_OF.get(metric.split("_", maxsplit=1)[0], "tpot")
-    low = exp(log_error(kind, evidence, CONFIDENCE, "low"))
-    high = exp(log_error(kind, evidence, CONFIDENCE, "high"))
+    name, _, statistic = metric.partition("_")
+    kind = _INTERVAL_OF.get(name, "tpot")
+    tail = statistic if kind == name and statistic.startswith("p") else "mean"
+    low, high = (exp(error.at(end, kind, tail)) for end in ENDS)
     if inverse_direction(metric):
         return middle / high, middle * low
     return middle / low, middle * high

@@ -24,7 +24,8 @@ def shape_of(setup: Setup) -> ServingShape:
     return ServingShape(
         setup.model, setup.gpu, setup.tp, setup.pp, setup.ep, setup.weight_dtype,
         setup.kv_cache_dtype, setup.max_num_batched_tokens, setup.max_num_seqs,
-        max(longest, 4096), setup.weight_bytes,
+        max(longest, 4096), setup.weight_bytes, gpus_per_node=max(8, setup.tp * setup.dp),
+        dp=setup.dp,
     )  # fmt: skip
 
 
@@ -45,7 +46,7 @@ class Replays:
         key = (
             shape.model.name, shape.gpu.name, shape.tp, shape.pp, shape.ep, shape.weight_dtype,
             shape.kv_cache_dtype, shape.max_num_batched_tokens, shape.max_num_seqs,
-            shape.max_context, shape.weight_bytes_per_param,
+            shape.max_context, shape.weight_bytes_per_param, shape.dp,
         )  # fmt: skip
         if key not in self._parts:
             self._parts[key] = step_parts(shape)

@@ -18,7 +18,7 @@ from sieve.catalog.accelerators import load_gpu
 from sieve.catalog.architecture import Gpu, ModelArchitecture
 from sieve.catalog.models import load_model
 from sieve.errors import ResultError
-from sieve.fit import Fit, configure, fit
+from sieve.fit_of import Fit, configure, fit
 from sieve.memory.formats import weight_format
 from sieve.verify.measured_rows import MeasuredRow
 
@@ -77,6 +77,7 @@ class Setup:
         chat: the client spoke to a chat endpoint.
         requests: traffic, one entry a request; a burst arrives at once.
         assumed: what the row does not say, in words.
+        dp: data-parallel ranks of a replica, each with the limits above.
     """
 
     model: ModelArchitecture
@@ -97,6 +98,7 @@ class Setup:
     chat: bool
     requests: Requests
     assumed: tuple[str, ...]
+    dp: int = 1
 
 
 def setup_of(row: MeasuredRow) -> Setup:
@@ -110,10 +112,14 @@ def setup_of(row: MeasuredRow) -> Setup:
     _require_replayable(row)
     model, gpu = _model(row.text["model"]), load_gpu(row.text["gpu"])
     tp, pp = row.count("tp") or 1, row.count("pp") or 1
-    ep = tp if (row.count("ep") or 1) > 1 else 1
-    if (row.count("num_gpus") or tp * pp) % (tp * pp):
-        raise ResultError(f"num_gpus {row.text['num_gpus']} is no multiple of tp x pp")
-    replicas = (row.count("num_gpus") or tp * pp) // (tp * pp)
+    # Without experts data-parallel engines share nothing: they are replicas.
+    dp = (row.count("dp") or 1) if model.moe is not None else 1
+    ep = tp * dp if (row.count("ep") or 1) > 1 or dp > 1 else 1
+    each = tp * pp * dp
+    if (row.count("num_gpus") or each) % each:
+        product = "tp x pp x dp" if dp > 1 else "tp x pp"
+        raise ResultError(f"num_gpus {row.text['num_gpus']} is no multiple of {product}")
+    replicas = (row.count("num_gpus") or each) // each
     recipe = _recipe(row)
     version, why = _version(row)
     kv, kv_why = _kv_cache(row, recipe, model)
@@ -125,17 +131,19 @@ def setup_of(row: MeasuredRow) -> Setup:
     seats = row.count("max_num_seqs")
     users = requests.closed_loop_users
     if seats is None and recipe.seats_per_user and users:
-        seats = max(1, -(-users // replicas))
+        seats = max(1, -(-users // (replicas * dp)))
     longest = int((requests.input_tokens + requests.output_tokens).max())
     limit = model.max_position_embeddings or longest + _ROOM_TOKENS
     book = _ledger(
         row.text["model"], row.text["gpu"], f"vllm=={version[0]}.{version[1]}",
-        tp, pp, ep, dtype, kv,
+        tp, pp, ep, dp, dtype, kv,
         max(longest, min(limit, longest + _ROOM_TOKENS)), seats,
         row.count("max_num_batched_tokens") or recipe.max_num_batched_tokens,
         recipe.gpu_memory_utilization,
     )  # fmt: skip
     config, dealt = book.configuration, ""
+    if dp > 1 and (row.count("ep") or 1) == 1:
+        dealt = f"experts taken as dealt out over the {ep} GPUs of all data-parallel ranks"
     if ep == 1 and tp > 1 and _cuts_blocks(book):
         ep = tp
         dealt = f"experts dealt out over {tp} GPUs: sliced, their blocks would not be whole"
@@ -152,7 +160,7 @@ def setup_of(row: MeasuredRow) -> Setup:
         asynchronous=asynchronous, max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens, num_gpu_blocks=blocks,
         block_size=config.block_size, chat=not recipe.completions, requests=requests,
-        assumed=tuple(assumed),
+        assumed=tuple(assumed), dp=dp,
     )  # fmt: skip
 
 
@@ -249,13 +257,13 @@ def _cuts_blocks(book: Fit) -> bool:
 
 @lru_cache(maxsize=512)
 def _ledger(
-    model: str, gpu: str, engine: str, tp: int, pp: int, ep: int, dtype: str,
+    model: str, gpu: str, engine: str, tp: int, pp: int, ep: int, dp: int, dtype: str,
     kv: str, length: int, seats: int | None, budget: int | None, share: float | None,
 ) -> Fit:  # fmt: skip
     """Return the memory ledger of a deployment; equal ones are computed once."""
     return fit(
         configure(
-            _model(model), gpu, engine=engine, tp=tp, pp=pp, ep=ep, weight_dtype=dtype,
+            _model(model), gpu, engine=engine, tp=tp, pp=pp, ep=ep, dp=dp, weight_dtype=dtype,
             kv_cache_dtype=kv,
             max_model_len=length, max_num_seqs=seats, max_num_batched_tokens=budget,
             gpu_memory_utilization=share,

@@ -20,7 +20,7 @@ from sieve.catalog.accelerators import load_gpu
 from sieve.catalog.architecture import ModelArchitecture
 from sieve.catalog.models import load_model
 from sieve.errors import ResultError, SieveError
-from sieve.fit import Fit, configure, fit
+from sieve.fit_of import Fit, configure, fit
 from sieve.units import GIB, MIB
 
 NEEDED: Final = (

@@ -78,11 +78,24 @@ def write_shared_prefixes(path):
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_no_candidate_that_a_bound_rejects_clears(name, tmp_path):
-    write_shared_prefixes(tmp_path / "shared.jsonl")
-    spec = {"name": "law", "model": "Qwen/Qwen3-14B", "fleet": FLEET, "grid": GRID, **CASES[name]}
-    context, grid = prepare(load_spec(spec, base_dir=tmp_path), LocalExecutor())
+RANKS = {
+    "axes": {
+        "tp": [1, 2],
+        "ep": [1, 2, 4],
+        "data_parallel_size": [1, 2, 4],
+        "max_num_seqs": [16, 256],
+        "max_num_batched_tokens": [512, 2048, 8192],
+    }
+}
+LOADS = {
+    "few requests": {"requests": 60, "rate": 1.0, "slo": {"ttft_p50": "65 ms"}},
+    "many requests": {"requests": 500, "rate": 30.0, "slo": {"tpot_p99": "25 ms"}},
+}
+
+
+def cut_by_a_bound(spec, folder):
+    """Return the candidates that a bound rejects, and their context."""
+    context, grid = prepare(load_spec(spec, base_dir=folder), LocalExecutor())
     frame = grid.candidates
     for stage in (s1_validity, s2_memory_fit, s3_batch_sizing):
         frame = stage.run(frame, context).admitted
@@ -90,7 +103,39 @@ def test_no_candidate_that_a_bound_rejects_clears(name, tmp_path):
     cut = rejected.filter(pl.col("reason") == "bound_misses_slo").drop(
         *[c for c in REJECTION_COLUMNS if c in rejected.columns]
     )
-    assert len(cut) >= 50, "the case must make the bound work"
+    return cut, context
+
+
+def verdicts_of(cut, context):
     replayed = s5_simulate.run(cut, context).admitted
-    verdicts = s6_rank.run(replayed, context).admitted["verdict"].value_counts()
-    assert "clears" not in verdicts["verdict"].to_list(), verdicts
+    return s6_rank.run(replayed, context).admitted["verdict"].to_list()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_candidate_that_a_bound_rejects_clears(name, tmp_path):
+    write_shared_prefixes(tmp_path / "shared.jsonl")
+    spec = {"name": "law", "model": "Qwen/Qwen3-14B", "fleet": FLEET, "grid": GRID, **CASES[name]}
+    cut, context = cut_by_a_bound(spec, tmp_path)
+    assert len(cut) >= 50, "the case must make the bound work"
+    assert "clears" not in verdicts_of(cut, context)
+
+
+@pytest.mark.parametrize("name", LOADS)
+def test_a_bound_is_safe_for_ranks_that_share_experts(name, tmp_path):
+    """A rank may have the others' GPUs almost to itself: the bound must allow for it."""
+    load = LOADS[name]
+    traffic = {
+        "levels": [1.0],
+        "synthetic": {
+            "requests": load["requests"], "isl": 3000, "osl": 100,
+            "arrival": {"poisson_per_s": load["rate"]},
+        },
+    }  # fmt: skip
+    fleet = {"gpus": ["H100-SXM-80GB"], "max_gpus": 8}
+    spec = {
+        "name": "law", "model": "Qwen/Qwen3-30B-A3B", "fleet": fleet, "grid": RANKS,
+        "traffic": traffic, "slo": load["slo"],
+    }  # fmt: skip
+    cut, context = cut_by_a_bound(spec, tmp_path)
+    assert (cut["data_parallel_size"] > 1).sum() >= 3, "the case must make the bound work"
+    assert "clears" not in verdicts_of(cut, context)

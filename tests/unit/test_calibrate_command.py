@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from sieve.calibration.corrections import add_correction
 from sieve.cli.calibrate import calibrate as calibrate_command
 from sieve.cli.fit import fit as fit_command
-from sieve.errors import CatalogError, NotYetError, ResultError
-from sieve.fit import configure, fit
+from sieve.errors import CatalogError, ResultError
+from sieve.fit_of import configure, fit
 from sieve.memory.corrections import CorrectionKey, LogCorrection, read_corrections, release
 from sieve.units import GIB
 
@@ -152,8 +152,7 @@ def test_what_is_missing_or_contradicts(
 def test_other_input_is_refused(tmp_path: Path) -> None:
     bench = tmp_path / "bench.json"
     bench.write_text('{"mean_ttft_ms": 30}', encoding="utf-8")
-    assert isinstance(run("calibrate", bench, "--gpu", "l4").exception, NotYetError)
-    assert isinstance(run("calibrate", V19, "--run", "x").exception, NotYetError)
+    assert isinstance(run("calibrate", bench, "--gpu", "l4").exception, ResultError)
     log = changed(tmp_path, V19, ("meta-llama/Llama-3.1-8B-Instruct", "/models/unknown-model"))
     assert isinstance(run("calibrate", log, "--gpu", "h100-sxm").exception, CatalogError)
 

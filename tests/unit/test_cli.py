@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from sieve.cli.main import NOT_YET, app, main
+from sieve.cli.main import app, main
 
 Make = Callable[..., dict[str, Any]]
 Cli = Callable[..., tuple[int, str, str]]
@@ -326,35 +326,23 @@ def test_a_dry_run_writes_nothing(
     assert [p.name for p in tmp_path.iterdir()] == ["spec.yaml"]
 
 
-@pytest.mark.parametrize("name", NOT_YET)
-def test_commands_of_later_versions(cli: Cli, name: str) -> None:
-    code, out, err = cli(name, "x", "--some", "thing")
-    assert (code, out) == (2, "")
-    assert "not yet in this version" in err
-    code, out, _ = cli(name, "--json")
-    assert code == 2
-    assert json.loads(out)["error"] == "NotYetError"
-
-
 def test_every_command_of_the_contract_exists() -> None:
     available = {command.name for command in app.registered_commands if not command.hidden}
     available |= {group.typer_instance.info.name for group in app.registered_groups}
-    assert not available & set(NOT_YET)
-    assert available | set(NOT_YET) == {
+    assert available == {
         "run", "batch", "nightly", "compare", "explain", "plan", "calibrate", "replay", "fit",
         "check", "bound", "slim", "trace", "tables", "models", "gpus", "engines", "verify", "eval",
         "report", "serve", "schema",
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("flag", [["--calibration", "f.csv"]])
-def test_flags_of_later_versions(
-    cli: Cli, write: Callable[[Any], Path], small: dict[str, Any], flag: list[str]
+def test_a_calibration_that_is_none_is_refused(
+    cli: Cli, write: Callable[[Any], Path], small: dict[str, Any]
 ) -> None:
-    code, out, err = cli("run", write(small), "--out", "o", *flag)
+    Path("f.json").write_text('{"schema_version": 7}', encoding="utf-8")
+    code, out, err = cli("run", write(small), "--out", "o", "--calibration", "f.json")
     assert (code, out) == (2, "")
-    assert flag[0] in err
-    assert "not yet" in err
+    assert "schema_version is 7" in err
     assert not Path("o").exists()
 
 

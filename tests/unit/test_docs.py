@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sieve.cli.main import app
+from sieve.jobs.batch import check_jobs
 from sieve.spec import load_spec, parse_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,7 +24,10 @@ def blocks(page: Path, language: str) -> list[str]:
 
 COMMANDS = [
     line.removeprefix("$ ")
-    for page in (ROOT / "README.md", ROOT / "docs" / "replay.md", ROOT / "docs" / "fleet.md")
+    for page in (
+        ROOT / "README.md",
+        *(ROOT / "docs" / f"{n}.md" for n in ("replay", "fleet", "plan")),
+    )
     for text in blocks(page, "console")
     for line in text.splitlines()
     if line.startswith("$ sieve ")
@@ -59,6 +63,11 @@ def test_commands_of_the_documents_run(monkeypatch, tmp_path):
 @pytest.mark.parametrize("text", FRAGMENTS)
 def test_yaml_of_the_documents_loads(text, tmp_path):
     data = parse_yaml(text, "document")
+    if "jobs" in data:
+        path = tmp_path / "jobs.yaml"
+        path.write_text(text)
+        assert check_jobs(path)["num_bad"] == 0
+        return
     spec = {**BASE, "fleet": {}, "grid": data} if "axes" in data else {**BASE, **data}
     assert load_spec(spec, base_dir=tmp_path).run.name in {"docs", "my-service"}
 

@@ -115,6 +115,18 @@ def test_context_parallelism_is_spelled_out_with_the_block_of_one_rank() -> None
     assert "--decode-context-parallel-size" not in serve_command(ROW, "m", "bf16")
 
 
+def test_data_parallel_ranks_share_the_experts_of_all_their_gpus() -> None:
+    row = ROW | {"tp": 2, "data_parallel_size": 4, "ep": 8}
+    args = serve_command(row, "m", "bf16")
+    assert args[args.index("--data-parallel-size") + 1] == "4"
+    assert "--enable-expert-parallel" in args
+    back = parse_command(args)
+    assert (back["tp"], back["data_parallel_size"], back["ep"]) == (2, 4, 8)
+    assert f"on {2 * row['pp'] * 4} x" in serve_script(row, "m", "bf16", "vllm")
+    assert "--data-parallel-size" not in serve_command(ROW, "m", "bf16")
+    assert parse_command(serve_command(ROW, "m", "bf16"))["data_parallel_size"] == 1
+
+
 @pytest.mark.parametrize(("rank", "headless"), [("0", False), ("1", True)])
 def test_a_replica_on_two_nodes_starts_on_each(tmp_path: Path, rank: str, headless: bool) -> None:
     fake = tmp_path / "vllm"

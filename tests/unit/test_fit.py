@@ -16,7 +16,7 @@ from sieve.cli.fit import check as check_command
 from sieve.cli.fit import fit as fit_command
 from sieve.cli.verify_memory import memory as memory_command
 from sieve.errors import CatalogError, InvalidInput
-from sieve.fit import Fit, check, configure, document, fit
+from sieve.fit_of import Fit, check, configure, document, fit
 from sieve.units import GIB
 
 APP = typer.Typer()

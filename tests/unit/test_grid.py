@@ -257,12 +257,14 @@ def test_cache_formats_of_later_versions(with_axes: Callable[..., Grid], later: 
         with_axes({"kv_cache_dtype": [later]})
 
 
-def test_data_parallel_attention_is_refused_by_name(with_axes: Callable[..., Grid]) -> None:
-    faults = faults_of(lambda: with_axes({"data_parallel_size": [1, 2]}))
-    assert set(faults) == {"grid.axes.data_parallel_size"}
-    words = faults["grid.axes.data_parallel_size"]
-    assert "not modelled yet" in words
-    assert "`replicas`" in words
+def test_data_parallel_ranks_are_an_option_of_the_id(with_axes: Callable[..., Grid]) -> None:
+    grid = with_axes({"tp": [2], "data_parallel_size": [1, 4], "replicas": [3]})
+    ends = [text.split(".b8192.")[1] for text in column(grid, "candidate_id")]
+    assert ends == ["data_parallel_size-1", "data_parallel_size-4"]
+    assert column(grid, "num_gpus") == [2 * 3, 2 * 4 * 3]
+    plain = with_axes({"tp": [2]})
+    assert column(plain, "data_parallel_size") == [1]
+    assert "data_parallel" not in column(plain, "candidate_id")[0]
 
 
 def test_every_fault_of_the_axes_at_once(with_axes: Callable[..., Grid]) -> None:
@@ -379,10 +381,11 @@ def test_context_parallelism_is_an_option_of_the_id(with_axes: Callable[..., Gri
     assert column(with_axes({"tp": [1]}), "decode_context_parallel_size") == [1] * 1
 
 
-def test_the_plain_rules_know_no_context_parallelism(reference_spec: dict[str, Any]) -> None:
-    axes = {"gpu": ["H100-SXM-80GB"], "tp": [2], "decode_context_parallel_size": [2]}
+@pytest.mark.parametrize("option", ["decode_context_parallel_size", "data_parallel_size"])
+def test_the_plain_rules_know_no_such_ranks(reference_spec: dict[str, Any], option: str) -> None:
+    axes = {"gpu": ["H100-SXM-80GB"], "tp": [2], option: [2]}
     facts = {"name": "m", "params": 27e9, "width": 5120, "layers": 64, "heads": 40}
     grid = {"axes": axes, "engine": "reference", "model": facts}
     faults = faults_of(lambda: grid_of({**reference_spec, "grid": grid}))
-    assert set(faults) == {"grid.axes.decode_context_parallel_size"}
-    assert "no such option" in faults["grid.axes.decode_context_parallel_size"]
+    assert set(faults) == {f"grid.axes.{option}"}
+    assert "no such option" in faults[f"grid.axes.{option}"]

@@ -11,7 +11,7 @@ import pytest
 import sieve
 from sieve.errors import SpecError
 from sieve.export.vllm_serve import parse_command
-from sieve.fit import configure, fit
+from sieve.fit_of import configure, fit
 from sieve.spec import load_spec
 
 Make = Callable[..., dict[str, Any]]
@@ -166,3 +166,42 @@ def test_run_and_fit_open_the_same_ledger_of_uneven_stages(
     assert row["kv_block_bytes_per_gpu"] == max(layers) * 16 * 2 * 4 * 128 * 2
     notes = [a["text"] for a in result.data["assumptions"] if a["about"] == "step time"]
     assert any(f"the fullest holds {max(layers)} layers" in note for note in notes)
+
+
+def test_data_parallel_ranks_from_the_grid_to_the_command(placed: Callable[..., Any]) -> None:
+    result = placed(
+        {"tp": [1, 2], "ep": [1, 2, 4], "data_parallel_size": [1, 2]}, max_gpus=4
+    )  # fmt: skip
+    rows = {
+        (row["tp"], row["ep"], row["data_parallel_size"]): row
+        for row in result.candidates.iter_rows(named=True)
+    }
+    lost = {key: row["reason"] for key, row in rows.items() if row["reason"]}
+    # One rank: experts on all tensor ranks or none. Two: on the ranks of both.
+    assert lost == dict.fromkeys(
+        [(1, 2, 1), (1, 4, 1), (2, 4, 1), (1, 1, 2), (1, 4, 2), (2, 1, 2), (2, 2, 2)], "ep_size"
+    )
+    one, two = rows[1, 1, 1], rows[1, 2, 2]
+    assert (one["num_gpus"], two["num_gpus"]) == (1, 2)
+    found = fit(
+        configure(
+            "Qwen/Qwen3-30B-A3B", "H100-SXM-80GB", dp=2, ep=2, max_num_seqs=64,
+            max_num_batched_tokens=2048,
+        )
+    )  # fmt: skip
+    assert two["kv_tokens"] == found.num_blocks * found.block_tokens
+    # 48 layers of 128 experts of 3 x 2048 x 768 weights of 2 bytes, half of them elsewhere.
+    half = 48 * 64 * 3 * 2048 * 768 * 2
+    assert one["weight_bytes_per_gpu"] - two["weight_bytes_per_gpu"] == pytest.approx(half)
+    entry = {row["candidate_id"]: row for row in result.data["ranking"]}[two["candidate_id"]]
+    assert entry["options"] == {"data_parallel_size": 2}
+    assert entry["evidence_shares"]["extrapolated"] > 0
+    notes = [a["text"] for a in result.data["assumptions"] if a["about"] == "step time"]
+    assert any("2 data-parallel ranks share experts over 2 GPUs" in note for note in notes)
+    alone = placed({"tp": [1], "ep": [2], "data_parallel_size": [2]})
+    (script,) = [text for name, text in alone.files.items() if name.endswith("serve.sh")]
+    back = parse_command(command_of(script))
+    assert (back["tp"], back["ep"], back["data_parallel_size"]) == (1, 2, 2)
+    assert [a["topic"] for a in alone.data["advice"]] == ["scope"]
+    (same,) = alone.data["ranking"]
+    assert same["ttft_p99_s"] == entry["ttft_p99_s"]

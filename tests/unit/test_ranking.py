@@ -35,8 +35,9 @@ def frame(*rows: dict[str, Any]) -> pl.DataFrame:
     out = []
     for i, given_row in enumerate(rows):
         row: dict[str, Any] = {
-            "candidate_id": f"c{i}", "gpu": "G", "tp": i + 1, "pp": 1, "replicas": 1,
-            "num_gpus": 1, "verdict": "clears", "tie_group": 1,
+            "candidate_id": f"c{i}", "gpu": "G", "tp": i + 1, "pp": 1,
+            "data_parallel_size": 1, "replicas": 1, "num_gpus": 1, "verdict": "clears",
+            "tie_group": 1,
         }  # fmt: skip
         for metric in METRICS:
             row |= {metric: 1.0}
@@ -296,8 +297,9 @@ def test_settle_counts_the_spread_of_the_models_error() -> None:
 
 REJECTED_SCHEMA: dict[str, Any] = {
     "candidate_id": pl.String, "gpu": pl.String, "tp": pl.Int64, "pp": pl.Int64,
-    "replicas": pl.Int64, "num_gpus": pl.Int64, "stage": pl.Int64, "reason": pl.String,
-    "observed": pl.Float64, "limit": pl.Float64, "unit": pl.String,
+    "data_parallel_size": pl.Int64, "replicas": pl.Int64, "num_gpus": pl.Int64,
+    "stage": pl.Int64, "reason": pl.String, "observed": pl.Float64, "limit": pl.Float64,
+    "unit": pl.String,
 }  # fmt: skip
 
 
@@ -333,8 +335,8 @@ def test_nearest_misses_by_the_worst_ratio() -> None:
     )
     rejected = pl.DataFrame(
         [
-            ["e0", "G", 8, 1, 1, 8, 4, "bound_misses_slo", 8.0, 2.0, "ttft:p99<=2s"],
-            ["e1", "G", 9, 1, 1, 9, 4, "bound_misses_slo", 50.0, 100.0, "output_tokens_per_s"],
+            ["e0", "G", 8, 1, 1, 1, 8, 4, "bound_misses_slo", 8.0, 2.0, "ttft:p99<=2s"],
+            ["e1", "G", 9, 1, 1, 1, 9, 4, "bound_misses_slo", 50.0, 100.0, "output_tokens_per_s"],
         ],
         schema=REJECTED_SCHEMA,
         orient="row",
@@ -354,7 +356,7 @@ def test_nearest_misses_show_each_family_once_and_at_most_five() -> None:
     found = nearest_misses(frame_of_misses(*rows), pl.DataFrame(schema=REJECTED_SCHEMA), rules)
     assert [row["candidate_id"] for row in found] == ["c0", "c2", "c4", "c6", "c8"]
     early = pl.DataFrame(
-        [[f"e{i}", "G", 1, 1, 1, 1, 4, "bound_misses_slo", 3.0 + i, 2.0, "x"] for i in range(4)],
+        [[f"e{i}", "G", 1, 1, 1, 1, 1, 4, "bound_misses_slo", 3.0 + i, 2.0, "x"] for i in range(4)],
         schema=REJECTED_SCHEMA,
         orient="row",
     )

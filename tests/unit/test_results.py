@@ -151,7 +151,8 @@ def test_a_reused_folder_keeps_nothing_of_the_run_before(tmp_path: Path, make_sp
     [
         ("", "not JSON"),
         ("[1]", "not a sieve result"),
-        ('{"schema_version": "2.0"}', "not a sieve result"),
+        ('{"schema_version": "2.0"}', "a newer sieve wrote it; upgrade"),
+        ('{"schema_version": "0.9"}', "make it anew with `sieve run"),
         ("{}", "not a sieve result"),
         ("[" * 100_000, "not JSON"),
         ("\xff", "not JSON"),

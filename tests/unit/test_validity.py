@@ -40,10 +40,12 @@ def candidates(model: ModelArchitecture = MODEL, **changes: Any) -> Candidates:
         "tp": [1], "pp": [1], "ep": [1], "replicas": [1], "max_num_seqs": [64],
         "max_num_batched_tokens": [2048], "max_model_len": [4096], "rates_known": [True],
         "compute_capability": [9.0], "needs_capability": [8.0], "dcp": [1],
+        "dp": [1],
     }  # fmt: skip
     facts = {
         "gpus_per_node": 8, "max_gpus": 16, "longest_request": 1000, "chunked_prefill": True,
         "nodes_per_replica": 1, "tp_across_nodes": False, "context_parallel": "attention",
+        "data_parallel": "experts",
     }  # fmt: skip
     for name, value in changes.items():
         if name in facts:
@@ -79,6 +81,21 @@ def candidates(model: ModelArchitecture = MODEL, **changes: Any) -> Candidates:
         ),
         ("ep_size", EXPERTS, {"tp": 4, "ep": 4}, {"tp": 4, "ep": 2}, 2, 4),
         ("ep_size", MODEL, {"tp": 4, "ep": 1}, {"tp": 4, "ep": 4}, 4, 1),
+        ("ep_size", EXPERTS, {"tp": 2, "dp": 2, "ep": 4}, {"tp": 2, "dp": 2, "ep": 2}, 2, 4),
+        ("ep_size", EXPERTS, {"tp": 1, "dp": 4, "ep": 4}, {"tp": 1, "dp": 4, "ep": 1}, 1, 4),
+        ("data_parallel", EXPERTS, {"dp": 4}, {"dp": 4, "pp": 2}, 2, 1),
+        ("data_parallel", EXPERTS, {"dp": 4}, {"dp": 4, "data_parallel": "none"}, 4, 1),
+        ("data_parallel", MODEL, {"dp": 1}, {"dp": 4}, 4, 1),
+        ("node", EXPERTS, {"tp": 2, "dp": 4}, {"tp": 2, "dp": 8}, 16, 8),
+        (
+            "node",
+            EXPERTS,
+            {"tp": 4, "dp": 2, "nodes_per_replica": 2},
+            {"tp": 4, "dp": 4, "nodes_per_replica": 2},
+            16,
+            8,
+        ),
+        ("gpu_budget", EXPERTS, {"tp": 4, "dp": 4}, {"tp": 4, "dp": 5}, 20, 16),
         ("ep_divides_experts", EXPERTS, {"tp": 4, "ep": 4}, {"tp": 8, "ep": 8}, 60, 8),
         ("pp_divides", MODEL, {"pp": 2}, {"pp": 4}, 62, 4),
         ("pp_layers", MODEL, {"pp": 62}, {"pp": 63}, 63, 62),

@@ -8,7 +8,7 @@ import pytest
 
 from sieve.calibration.start_up_lines import grammar
 from sieve.calibration.start_up_log import MOST_BYTES, StartUpLog, read_start_up_log
-from sieve.errors import NotYetError, ResultError
+from sieve.errors import ResultError
 from sieve.units import GIB
 
 LOGS = Path(__file__).parent / "logs"
@@ -156,23 +156,6 @@ def test_what_is_refused(read, text: str | bytes, message: str) -> None:
         read(text)
     assert message in str(caught.value)
     assert "vllm.log" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("bench.json", '{"request_throughput": 3.2}', "vLLM bench result"),
-        ("g.json", '{"benchmarks": []}', "GuideLLM report"),
-        ("a.json", '{"input_config": {}}', "AIPerf result"),
-        ("o.json", '{"x": 1}', "a JSON document"),
-        ("s.csv", "a,b\n1,2\n", "tables not yet"),
-    ],
-)
-def test_results_come_later(read, name: str, text: str, message: str) -> None:
-    with pytest.raises(NotYetError) as caught:
-        read(text, name)
-    assert message in str(caught.value)
-    assert "not yet" in str(caught.value)
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:

@@ -83,6 +83,7 @@ def test_rule_order() -> None:
         "tp_divides_width",
         "vocab_tp",
         "quant_blocks",
+        "data_parallel",
         "ep_size",
         "ep_divides_experts",
         "pp_layers",

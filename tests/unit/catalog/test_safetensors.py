@@ -11,7 +11,7 @@ import pytest
 from sieve.catalog.models import load_model, with_stored_weights
 from sieve.catalog.safetensors import INDEX_NAME, StoredWeights, read_stored_weights
 from sieve.errors import CatalogError
-from sieve.fit import Fit, configure, fit
+from sieve.fit_of import Fit, configure, fit
 from sieve.memory.formats import weight_format
 from sieve.memory.weights import checkpoint_bytes
 

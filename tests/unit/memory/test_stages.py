@@ -11,7 +11,7 @@ from sieve.catalog.accelerators import load_gpu
 from sieve.catalog.architecture import ModelArchitecture
 from sieve.catalog.engines import load_engine
 from sieve.errors import InvalidInput
-from sieve.fit import configure, fit
+from sieve.fit_of import configure, fit
 from sieve.memory.cache import cache_layouts
 from sieve.memory.ledger import LedgerInput, ledger
 from sieve.memory.weights import stage_weight_bytes

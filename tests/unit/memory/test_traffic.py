@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from sieve.cli.fit import fit as fit_command
 from sieve.errors import InvalidInput
-from sieve.fit import configure, fit
+from sieve.fit_of import configure, fit
 
 APP = typer.Typer()
 APP.command()(fit_command)

@@ -138,7 +138,7 @@ def test_experts_are_dealt_out_by_ep(make_shape, qwen_moe):
     shape = make_shape(model=qwen_moe, tp=4, ep=4, weight_dtype="bf16")
     assert experts_of(shape).size == (2048, 768, 8, 128, 1, 4)
     assert nearest_experts(load("h100_sxm", "moe"), shape)[5:7] == (1, 4)
-    with pytest.raises(InvalidInput, match="ep 3 does not divide tp 4"):
+    with pytest.raises(InvalidInput, match="ep 3 does not divide tp x dp = 4"):
         experts_of(make_shape(model=qwen_moe, tp=4, ep=3))
 
 

@@ -86,7 +86,7 @@ def test_a_network_of_unknown_rate_is_no_answer(make_shape):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"tp": 4, "pp": 3, "nodes": 5}, "must divide tp x pp = 12"),
+        ({"tp": 4, "pp": 3, "nodes": 5}, "must divide tp x pp x dp = 12"),
         ({"tp": 4, "pp": 3, "nodes": 2}, "6 ranks on a node are neither whole stages"),
         ({"nodes": 0}, "nodes: found 0"),
         ({"tp": 4, "dcp": 3}, "must divide tp = 4"),

@@ -5,7 +5,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from sieve.report import charts
+from sieve.report import charts, svg
 from sieve.report.charts import Interval, Part, Point, Series
 
 
@@ -37,9 +37,9 @@ def test_one_unknown_row_does_not_hide_the_others():
 @pytest.mark.parametrize("values", [[0.0], [5.0], [-3.0, 2.0], [1e-6, 1e6], [1.0, 1.0 + 1e-12]])
 def test_marks_stay_on_the_canvas(values: list[float]):
     points = [Point("p", v, v, "clears") for v in values]
-    svg = ET.fromstring(charts.scatter_chart("a", "t", points, (str, str), ("x", "y"), None))
-    for circle in svg.iter("circle"):
-        assert 0 <= float(circle.attrib["cx"]) <= charts.WIDTH
+    drawn = ET.fromstring(charts.scatter_chart("a", "t", points, (str, str), ("x", "y"), None))
+    for circle in drawn.iter("circle"):
+        assert 0 <= float(circle.attrib["cx"]) <= svg.WIDTH
         assert 0 <= float(circle.attrib["cy"]) <= 330
 
 

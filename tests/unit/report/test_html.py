@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import base64
 import copy
+import hashlib
+import html
 import math
 from html.parser import HTMLParser
 from typing import Any
@@ -47,8 +50,20 @@ class Balance(HTMLParser):
         self.text.append(data)
 
 
+def without_script(page: str) -> str:
+    """Return the page without its one script, after holding that to the page's own policy."""
+    before, _, rest = page.partition("<script>")
+    script, _, after = rest.partition("</script>")
+    digest = hashlib.sha256(script.encode("utf-8")).digest()
+    allowed = f"script-src 'sha256-{base64.b64encode(digest).decode()}'"
+    assert allowed in html.unescape(before)
+    assert "default-src 'none'" in html.unescape(before)
+    return before + after
+
+
 def parsed(page: str) -> Balance:
     """Return the parsed page after holding it to what every report must be."""
+    page = without_script(page)
     found = Balance()
     found.feed(page)
     found.close()
@@ -256,7 +271,7 @@ def test_hostile_texts_stay_texts(status: str | None):
         candidates.with_columns(renamed, pl.lit(HOSTILE).alias("batch_limit")),
         simulations.with_columns(renamed),
     )
-    assert "<script" not in page
+    assert "<script" not in without_script(page)
     assert "<svg onload" not in page
     assert "&lt;script&gt;" in page
     assert "{{ 7*7 }}" in text_of(page)

@@ -72,7 +72,7 @@ def test_failed_requests_are_left_out_and_counted(tmp_path):
         HEADER + "2023-11-16 18:00:00,9,0\n2023-11-16 18:00:05,1,1\n2023-11-16 18:00:06,2,2\n",
     )
     assert requests.arrival_s.tolist() == [0.0, 1.0]
-    assert requests.notes == ("1 failed requests (0 generated tokens) left out",)
+    assert requests.notes == ("1 requests with GeneratedTokens 0 left out",)
 
 
 def test_other_columns_order_quotes_blank_lines_and_line_ends_do_not_matter(tmp_path):
@@ -119,7 +119,7 @@ def test_faults_name_file_line_and_value(tmp_path, rows, parts):
 
 
 def test_all_failed_is_an_error(tmp_path):
-    with pytest.raises(TraceError, match="every request has 0 generated"):
+    with pytest.raises(TraceError, match="every request has GeneratedTokens 0"):
         read(tmp_path, HEADER + "2023-11-16 18:00:00,9,0\n")
 
 

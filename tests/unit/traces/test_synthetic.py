@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sieve.errors import NotYetError, TraceError
+from sieve.errors import TraceError
 from sieve.spec.models import ArrivalSpec, LengthSpec, SyntheticSpec
 from sieve.traces.limits import generator
 from sieve.traces.synthetic import draw_arrivals, draw_lengths, draw_synthetic, gamma_gaps
@@ -135,9 +135,16 @@ def test_lengths_do_not_change_with_the_arrival_process():
     assert b.closed_loop_users == 3
 
 
-def test_prefix_is_refused_by_name():
-    with pytest.raises(NotYetError, match=r"traffic\.synthetic\.prefix"):
-        draw_synthetic(synthetic({"burst": True}, prefix={"groups": 3}), seed=0)
+def test_a_shared_beginning_has_the_blocks_of_its_group():
+    requests = draw_synthetic(
+        synthetic({"burst": True}, prefix={"tokens": 40, "groups": 2, "share": 0.5}), seed=0
+    )
+    prefix = requests.prefix
+    # 40 tokens hold two whole blocks of 16, where the prompt is that long.
+    count = np.diff(prefix.start)
+    assert set(count.tolist()) <= {0, 1, 2}
+    assert 0.3 < (count > 0).mean() < 0.7
+    assert len(np.unique(prefix.ids[prefix.start[:-1][count > 0]])) == 2
 
 
 def test_generators_differ_by_seed_and_by_purpose():

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from sieve.catalog.models import load_model
-from sieve.fit import check, configure
+from sieve.fit_of import check, configure
 from sieve.validity.blocks import block_faults
 from sieve.validity.capability import least_capability
 

@@ -10,8 +10,8 @@ import pytest
 from sieve.catalog.accelerators import load_gpu
 from sieve.catalog.architecture import ModelArchitecture
 from sieve.catalog.models import load_model
-from sieve.fit import Check, check, configure, fit
-from sieve.fit.rules import RuleResult
+from sieve.fit_of import Check, check, configure, fit
+from sieve.fit_of.rules import RuleResult
 
 H100 = "H100-SXM-80GB"
 

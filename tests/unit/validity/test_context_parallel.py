@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sieve.catalog.models import load_model
-from sieve.fit import configure, fit
+from sieve.fit_of import configure, fit
 from sieve.validity.context_parallel import context_parallel_fault, legal_context_parallel
 
 BOTH = "attention_and_state"

@@ -1,0 +1,46 @@
+"""What comes with every command: its examples in the help page, and the command to run next."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import Any
+
+_BEGIN = re.compile(r"^\s*Examples?:", re.MULTILINE)
+_COMMAND = re.compile(r"`(sieve [^`]+)`")
+
+
+def next_command(*words: object) -> None:
+    """Print the command that most people run next, quoted for a shell."""
+    print(f"Next    {shlex.join(str(word) for word in ('sieve', *words))}")
+
+
+def help_with_examples(text: str) -> str:
+    """Return a docstring as a help page whose examples stand one to a line, never rewrapped."""
+    begin = _BEGIN.search(text)
+    commands = [" ".join(found.split()) for found in _COMMAND.findall(text)]
+    if begin is None or not commands:
+        return text
+    tail = text[begin.start() :]
+    rest = _COMMAND.sub("", tail.split("\n\n", 1)[0]).replace("|", "")
+    note = " ".join(rest.split(":", 1)[1].split())
+    lines = ["\b", "Examples:", *(f"  {command}" for command in commands)]
+    after = tail.split("\n\n", 1)[1:]
+    return "\n\n".join(
+        [text[: begin.start()].rstrip(), "\n".join(lines), *([note] if note else []), *after]
+    )
+
+
+def add_examples(app: Any) -> None:
+    """Give every command of an application, and of those below it, its examples in its help."""
+    for command in app.registered_commands:
+        if not command.hidden and command.callback is not None and command.callback.__doc__:
+            command.help = help_with_examples(_dedent(command.callback.__doc__))
+    for group in app.registered_groups:
+        add_examples(group.typer_instance)
+
+
+def _dedent(text: str) -> str:
+    from inspect import cleandoc
+
+    return cleandoc(text)

@@ -1,0 +1,116 @@
+"""Data sets of texts: ShareGPT dialogues and vLLM's `custom` JSON lines.
+
+They hold texts and no tokens. Recorded lengths are taken where they are (`input_length`,
+`prompt_tokens` and the like); else the user declares how many characters a token has, and lengths
+are estimates that say so. No tokenizer is run, and none is guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+
+from sieve.errors import TraceError
+from sieve.traces.files import TraceFile
+from sieve.traces.lengths import LengthTable
+from sieve.traces.limits import MAX_TOKENS
+from sieve.traces.weka import documents
+
+INPUT: Final = ("input_length", "input_tokens", "prompt_tokens", "prompt_len")
+OUTPUT: Final = ("output_length", "output_tokens", "completion_tokens", "output_len")
+
+
+def read(
+    file: TraceFile, characters_per_token: float | None, output_tokens: int | None
+) -> LengthTable:
+    """Return the lengths of each entry, in file order.
+
+    Args:
+        file: a JSON list (ShareGPT) or JSON lines (`custom`).
+        characters_per_token: declared by the user for texts without recorded lengths.
+        output_tokens: of entries that state no answer, as `--custom-output-len` does.
+
+    Raises:
+        TraceError: an entry without length or text; what is needed is said.
+    """
+    found = [0, 0, 0]  # recorded, estimated, left out
+    pairs: list[tuple[int, int]] = []
+    for entry, where, _ in documents(file):
+        pair = _recorded(entry, where) or _texts(entry, where, output_tokens)
+        if pair is None:
+            found[2] += 1
+            continue
+        if all(isinstance(value, int) for value in pair):
+            found[0] += 1
+        elif characters_per_token is None:
+            raise TraceError(
+                f"{where}: holds text and no lengths, and tokens depend on the model's tokenizer; "
+                "add prompt_tokens and completion_tokens to each entry, or declare "
+                "characters_per_token (about 4 in English) for an estimate"
+            )
+        else:
+            found[1] += 1
+        pairs.append(tuple(_tokens(value, characters_per_token or 1.0) for value in pair))  # type: ignore[arg-type]
+    if not pairs:
+        raise TraceError(f"{file.label}: no entry has a question and an answer")
+    table = np.array(pairs, np.int64)
+    if table.max() > MAX_TOKENS:
+        raise TraceError(f"{file.label}: a length above {MAX_TOKENS:,} tokens")
+    answered = table[:, 1] > 0
+    notes = list(_notes(found, characters_per_token, int((~answered).sum())))
+    if not answered.any():
+        raise TraceError(f"{file.label}: every answer is empty; nothing to serve")
+    return LengthTable(np.maximum(table[answered, 0], 1), table[answered, 1], tuple(notes))
+
+
+def _notes(found: list[int], ratio: float | None, failed: int) -> Iterator[str]:
+    if found[1]:
+        yield f"{found[1]} lengths are estimates: {ratio:g} characters a token, as declared"
+    if found[2]:
+        yield f"{found[2]} entries with fewer than two turns left out, as vLLM does"
+    if failed:
+        yield f"{failed} failed requests (0 output tokens) left out"
+
+
+def _recorded(entry: dict[str, Any], where: str) -> tuple[int, int] | None:
+    usage = entry.get("usage") if isinstance(entry.get("usage"), dict) else entry
+    given = [next(((k, usage[k]) for k in keys if usage.get(k) is not None), None)
+             for keys in (INPUT, OUTPUT)]  # fmt: skip
+    if given[0] is None or given[1] is None:
+        return None
+    for key, value in given:
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_TOKENS:
+            raise TraceError(f"{where}: {key} is {value!r:.40}; expected a number of tokens")
+    return given[0][1], given[1][1]
+
+
+def _texts(
+    entry: dict[str, Any], where: str, output_tokens: int | None
+) -> tuple[str | int, str | int] | None:
+    """Return question and answer, as texts or as recorded token counts; None if it is no pair."""
+    turns = entry.get("conversations", entry.get("conversation"))
+    if isinstance(turns, list):
+        values = [turn.get("value") if isinstance(turn, dict) else None for turn in turns[:2]]
+        if len(values) < 2:
+            return None
+        if not all(isinstance(value, str) for value in values):
+            raise TraceError(f"{where}: conversations[0].value and [1].value must be texts")
+        return values[0], values[1]
+    prompt = entry.get("prompt")
+    if not isinstance(prompt, str):
+        raise TraceError(
+            f"{where}: neither conversations nor prompt; found {', '.join(entry)[:80]}"
+        )
+    answer = next((entry[key] for key in OUTPUT if entry.get(key) is not None), output_tokens)
+    if isinstance(answer, bool) or not isinstance(answer, int) or not 0 <= answer <= MAX_TOKENS:
+        raise TraceError(
+            f"{where}: output_tokens is {answer!r:.40}; expected a number of tokens, in each line "
+            "or for all by osl"
+        )
+    return prompt, answer
+
+
+def _tokens(value: str | int, characters_per_token: float) -> int:
+    return value if isinstance(value, int) else round(len(value) / characters_per_token)

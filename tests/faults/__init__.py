@@ -1,0 +1,1 @@
+"""Faults of the machine: a full disk, no home, a killed process."""

@@ -1,0 +1,1 @@
+"""Hostile input for every reader: only `SieveError` may leave the library."""
