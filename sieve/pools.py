@@ -38,7 +38,7 @@ def pools(
     long: str,
     *,
     splits: Sequence[int] = (),
-    by: By = "total_tokens",
+    by: str = "total_tokens",
     overrides: Sequence[str] = (),
     level: float = 1.0,
 ) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def pools(
     }
 
 
-def _tried(values: IntArray, by: By) -> list[int]:
+def _tried(values: IntArray, by: str) -> list[int]:
     """Return the splits that are tried when none is named: each leaves requests on both sides.
 
     Raises:

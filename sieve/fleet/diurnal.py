@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -166,7 +167,7 @@ def _check(
 def _drawn(requests: Requests, profile: Sequence[float], window_s: float, seed: int) -> Day:
     """Return traffic that follows a profile: blocks of the run's requests, gaps stretched."""
     levels = np.array(profile, np.float64)
-    edges = np.arange(len(levels) + 1) * window_s
+    edges = np.arange(len(levels) + 1.0) * window_s
     rate = requests.rate_per_s
     if not len(levels):
         return Day(requests, edges, levels)
@@ -217,10 +218,11 @@ def _cut(requests: Requests, window_s: float) -> Day:
             f"the trace lasts {span:,.0f} s: {count} windows of {window_s:g} s; expected 2 to "
             f"{MAX_WINDOWS}; change --window, or give --profile, the load of each hour"
         )
-    edges = np.arange(count + 1) * window_s
+    edges = np.arange(count + 1.0) * window_s
     held = np.histogram(requests.arrival_s, edges)[0]
     length = np.minimum(edges[1:], span) - edges[:-1]
-    return Day(requests, edges, held / np.maximum(length, 1e-9) / requests.rate_per_s)
+    levels = held / np.maximum(length, 1e-9) / requests.rate_per_s
+    return Day(requests, edges, levels.astype(np.float64))
 
 
 def _needed(shape: Shape, day: Day, most: int) -> IntArray:
@@ -237,9 +239,7 @@ def _needed(shape: Shape, day: Day, most: int) -> IntArray:
         step = int(np.ceil(STEPS * np.log10(level) - 1e-9))
         if step not in known:
             requests = traffic_at(shape.context, 10 ** (step / STEPS))
-            found = fewest(
-                lambda count, r=requests: point(shape, count, r)["verdict"] == "clears", most
-            )
+            found = fewest(partial(_clears, shape, requests), most)
             if found is None:
                 raise InvalidInput(
                     f"window {i} has {level:.2f} times the load, and {most} replicas of "
@@ -248,6 +248,10 @@ def _needed(shape: Shape, day: Day, most: int) -> IntArray:
             known[step] = found
         out[i] = known[step]
     return out
+
+
+def _clears(shape: Shape, requests: Requests, count: int) -> bool:
+    return bool(point(shape, count, requests)["verdict"] == "clears")
 
 
 def with_dwell(needed: IntArray, dwell: int) -> IntArray:

@@ -118,10 +118,10 @@ def _at(
         rows.append({"candidate_id": shape.row["candidate_id"], **facts, "growing": growing})
     both = pl.DataFrame(rows, infer_schema_length=None)
     priced = s5_simulate.with_money(both.with_columns(level=pl.lit(level)), frame, context)
-    facts = frame.select(
+    axes = frame.select(
         "candidate_id", "num_gpus", "max_num_seqs", "max_num_batched_tokens", "replicas"
     )
-    joined = priced.join(facts, on="candidate_id", maintain_order="left")
+    joined = priced.join(axes, on="candidate_id", maintain_order="left")
     ordered = s6_rank.in_order(joined, context).sort("growing", maintain_order=True)
     return [
         entry_of(ordered[i], limits_of(context.slos)) | {"growing": ordered["growing"][i]}

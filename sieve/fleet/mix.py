@@ -163,8 +163,10 @@ def _points(shape: Shape, most: int, level: float, budget: float | None) -> list
         if replicas == limit:
             break
         guess, replicas = 2 * found, min(2 * replicas, limit)
-    counts = np.arange(1, max(known, default=0) + 1)
-    capacity = np.interp(counts, list(known), list(known.values())) if known else []
+    if not known:
+        return []
+    counts = np.arange(1, max(known) + 1)
+    capacity = np.interp(counts, list(known), list(known.values()))
     return [
         Point(shape, int(k), float(c), shape.usd_per_hour(int(k) * shape.gpus) or 0.0)
         for k, c in zip(counts, capacity, strict=True)

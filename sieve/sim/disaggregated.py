@@ -134,11 +134,11 @@ def _once(
     if first.status or int(needed.max()) > pool.settings.num_gpu_blocks:
         return replace(first, status=first.status or REQUEST_EXCEEDS_CACHE)
     goes_on = requests.output_tokens > 1
-    sent_bytes = blocks_of(requests.input_tokens, pool.settings) * pool.block_bytes
+    sent_s = blocks_of(requests.input_tokens, pool.settings) * (pool.block_bytes / link.bytes_per_s)
     there_s = first.finish_s.copy()
     for engine in range(prefill_engines):
         rows = np.flatnonzero((lane == engine) & goes_on)
-        there_s[rows] = sent(first.finish_s[rows], sent_bytes[rows] / link.bytes_per_s)
+        there_s[rows] = sent(first.finish_s[rows], sent_s[rows].astype(np.float64))
         there_s[rows] += link.latency_s
     return _decoded(requests, first, there_s, needed, goes_on, pool)
 

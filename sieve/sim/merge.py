@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from sieve.errors import InvalidInput
 
 _TIMES: Final = ("arrival_s", "scheduled_s", "first_token_s", "finish_s")
 _COUNTS: Final = ("num_preemptions", "cached_tokens")
-_SUMS: Final = ("num_steps", "num_request_steps")
+_SUMS: Final = ("num_steps", "num_request_steps", "num_idle_steps")
 _PEAKS: Final = ("peak_blocks", "peak_batch", "peak_tokens", "peak_running")
 
 
@@ -34,21 +34,22 @@ def merge_results(
     if sorted(np.concatenate([*rows, np.zeros(0, np.int64)]).tolist()) != list(range(n)):
         raise InvalidInput("pools must serve every request exactly once")
 
-    def gather(name: str, kind: type) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        out = np.empty(n, kind)
+    def gather(name: str, kind: type) -> Any:
+        out: Any = np.empty(n, kind)
         for part, at in zip(parts, rows, strict=True):
             out[at] = getattr(part, name)
         return out
 
-    times = {name: gather(name, np.float64) for name in _TIMES}
+    times: dict[str, Any] = {name: gather(name, np.float64) for name in _TIMES}
     status = next((part.status for part in parts if part.status), "")
     end_s = times["finish_s"].max() if status == "" else 0.0
+    counts: dict[str, Any] = {name: gather(name, np.int64) for name in _COUNTS}
+    counts |= {name: sum(getattr(part, name) for part in parts) for name in _SUMS}
+    counts |= {name: max(getattr(part, name) for part in parts) for name in _PEAKS}
     return SimResult(
         status=status,
         **times,
-        **{name: gather(name, np.int64) for name in _COUNTS},
-        **{name: sum(getattr(part, name) for part in parts) for name in _SUMS},
-        **{name: max(getattr(part, name) for part in parts) for name in _PEAKS},
+        **counts,
         component_s=np.sum([part.component_s for part in parts], axis=0),
         short_of_blocks=any(part.short_of_blocks for part in parts),
         makespan_s=float(end_s - times["arrival_s"].min()) if status == "" else 0.0,

@@ -166,7 +166,8 @@ class SloSet:
 
     def _of_class(self, group: RequestClass | None) -> LatencyLimits:
         limits = {m: self._tightest_on(m, group) for m in ("ttft", "tpot", "e2e")}
-        return LatencyLimits(**{f"{m}_s": slo.limit if slo else None for m, slo in limits.items()})
+        found = {m: slo.limit if slo else None for m, slo in limits.items()}
+        return LatencyLimits(found["ttft"], found["tpot"], found["e2e"])
 
     def _tightest_on(self, metric: str, group: RequestClass | None) -> Slo | None:
         found = [
@@ -293,7 +294,9 @@ def _add_gate(
     faults: list[Fault],
 ) -> None:
     if found := parse_gate(kind, item, path, gates, faults):
-        gates[found[0]] = (found[1], LatencyLimits(**found[2]))
+        values = found[2]
+        limits = LatencyLimits(values.get("ttft_s"), values.get("tpot_s"), values.get("e2e_s"))
+        gates[found[0]] = (found[1], limits)
 
 
 def _parse_classes(value: Any, path: str, limits: list[Slo], faults: list[Fault]) -> None:
@@ -370,8 +373,9 @@ def _parse_text(
     if parts := split_class(text):
         group = parse_class(parts[0], parts[1], path, faults)
         own: list[Slo] = []
-        _parse_text(parts[2], path, own, no_gates := {}, faults)
-        _add_to_class(group, own, no_gates, path, limits, faults)
+        its_gates: dict[str, tuple[float, LatencyLimits]] = {}
+        _parse_text(parts[2], path, own, its_gates, faults)
+        _add_to_class(group, own, its_gates, path, limits, faults)
         return
     match = _TEXT.match(text)
     if match is None:

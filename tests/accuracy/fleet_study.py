@@ -27,7 +27,7 @@ from sieve.fleet.disaggregate import pool_replay
 from sieve.fleet.shapes import Shape, load_shapes, one_replica, prepared, shapes_of
 from sieve.sim.disaggregated import Link
 from sieve.sim.metrics import per_request, statistic_of
-from sieve.traces.mooncake import chain_ids
+from sieve.traces.records import chain_ids
 from sieve.units import GB
 from stages import s1_validity, s2_memory_fit, s3_batch_sizing
 
