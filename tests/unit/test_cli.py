@@ -59,7 +59,7 @@ def small(make_spec: Make) -> dict[str, Any]:
 
 def sieve(*args: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [SIEVE, *map(str, args)], cwd=cwd, capture_output=True, text=True, timeout=60, check=False
+        [SIEVE, *map(str, args)], cwd=cwd, capture_output=True, text=True, timeout=600, check=False
     )
 
 
@@ -93,7 +93,7 @@ def test_help_imports_nothing_heavy(tmp_path: Path) -> None:
         "print('HEAVY', sorted(heavy & set(sys.modules)))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60,
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=600,
         check=True,
     )  # fmt: skip
     assert "HEAVY []" in done.stdout

@@ -30,7 +30,7 @@ print(time.perf_counter() - start)
 def test_the_first_step_times_of_a_process_take_at_most_1_5_s():
     """The largest tables, with experts. The best of three: other work must not decide."""
     command = [sys.executable, "-c", COLD]
-    took = [float(subprocess.check_output(command, text=True, timeout=60)) for _ in range(3)]
+    took = [float(subprocess.check_output(command, text=True, timeout=600)) for _ in range(3)]
     assert min(took) < 1.5
 
 
