@@ -110,6 +110,8 @@ def _replayed(
         _check_lane(lane, requests, replicas)
     if clock is None:
         clock = clock_of(table, settings.max_num_seqs, longest)
+    elif len(clock.prompt_s) <= longest or len(clock.decode_s) <= settings.max_num_seqs:
+        raise InvalidInput("the clock is shorter than the traffic's longest request or its seats")
     values = settings_array(settings, table, 0, longest)
     if lane is None and routing not in STATIC and replicas > 1:
         everyone = np.arange(len(requests))

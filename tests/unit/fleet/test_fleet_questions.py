@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import product
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,12 +13,13 @@ import pytest
 
 import sieve
 from sieve.arrays import Requests
-from sieve.errors import InvalidInput
+from sieve.errors import InvalidInput, TraceError
 from sieve.fleet.diurnal import diurnal, serving, with_dwell
 from sieve.fleet.levels import levels
 from sieve.fleet.mix import Point, choice, dealt, mix
 from sieve.fleet.shapes import fewest, highest_level, load_shapes, point
 from sieve.fleet.size import compare, size
+from sieve.pools import pools
 from sieve.traces import at_level
 
 Make = Callable[..., dict[str, Any]]
@@ -299,3 +301,37 @@ def test_lanes_that_leave_a_request_out_are_refused(make_spec: Make) -> None:
 def test_zero_replicas_are_refused(make_spec: Make) -> None:
     with pytest.raises(sieve.errors.SieveError):
         sieve.run(make_spec({"grid.axes.replicas": [0]}))
+
+
+def test_a_clock_of_shorter_traffic_is_refused(make_spec: Make) -> None:
+    _, (shape,), _ = load_shapes(make_spec(), [ONE])
+    longer = Requests(np.zeros(1), np.array([9000]), np.array([5]))
+    with pytest.raises(InvalidInput, match="clock is shorter"):
+        shape.replay(longer, 1)
+
+
+def test_pools_may_be_split_by_the_priority_of_a_trace(make_spec: Make, tmp_path: Path) -> None:
+    lines = [
+        f'{{"timestamp": {100 * i}, "input_length": 200, "output_length": 20, "priority": {i % 2}}}'
+        for i in range(40)
+    ]
+    (tmp_path / "urgent.jsonl").write_text("\n".join(lines))
+    spec = make_spec(
+        {"traffic": {"trace": str(tmp_path / "urgent.jsonl"), "format": "mooncake_trace"},
+         "slo": {"classes": {"urgent": {"where": "priority<=0", "ttft_p99": "2 s"}}}}
+    )  # fmt: skip
+    one = "tp=1,replicas=1,weight_dtype=fp8"
+    found = pools(spec, one, one, by="priority")
+    assert found["best_split"] == 0
+    two = next(row for row in found["rows"] if row["layout"] == "two pools")
+    assert two["short"]["num_requests"] == two["long"]["num_requests"] == 20
+    assert two["verdict"] == "clears"
+    (tmp_path / "urgent.jsonl").write_text(
+        "\n".join([*lines, lines[0].replace(', "priority": 0', "")])
+    )
+    with pytest.raises(TraceError, match="line 41: no priority"):
+        pools(spec, one, one, by="priority")
+    with pytest.raises(InvalidInput, match="no priorities"):
+        pools(make_spec(), one, one, by="priority")
+    with pytest.raises(InvalidInput, match="split by"):
+        pools(make_spec(), one, one, by="colour")
