@@ -55,12 +55,16 @@ def inspect_traffic(
     return data
 
 
-def summary_of(requests: Requests, window_s: float = WINDOW_S) -> Summary:
+def summary_of(requests: Requests) -> Summary:
     """Return the statistics of traffic that regenerate it; no request and no text is in them.
+
+    Traffic shorter than one window is cut into twelve.
 
     Raises:
         TraceError: fewer than two requests that arrive in time, or a closed loop.
     """
+    span_s = float(requests.arrival_s[-1])
+    window_s = WINDOW_S if span_s >= WINDOW_S else max(span_s / 12, 1.0)
     return summarise(
         requests,
         name=Path(requests.source).name.split(".")[0] or "traffic",
