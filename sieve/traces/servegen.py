@@ -21,7 +21,6 @@ from typing import Any, Final
 
 import numpy as np
 import polars as pl
-from scipy.special import gamma as gamma_function
 
 from sieve.arrays import FloatArray, IntArray, Requests
 from sieve.errors import TraceError
@@ -189,16 +188,15 @@ def _renewal(
 def _gaps(pattern: str | None, cv: float, n: int, rng: np.random.Generator) -> FloatArray:
     """Return (n,) gaps of mean 1 and the given coefficient of variation."""
     if (pattern or "Gamma").lower().startswith("weibull"):
-        shape = float(np.interp(np.log(cv), _WEIBULL_LOG_CV[::-1], _WEIBULL_SHAPE[::-1]))
+        from scipy.special import gamma as gamma_function  # late: slow to import
+
+        shapes = np.geomspace(0.12, 20.0, 400)
+        squares = gamma_function(1 + 2 / shapes) / gamma_function(1 + 1 / shapes) ** 2
+        log_cv = 0.5 * np.log(squares - 1)
+        shape = float(np.interp(np.log(cv), log_cv[::-1], shapes[::-1]))
         return np.asarray(rng.weibull(shape, n) / gamma_function(1 + 1 / shape), np.float64)
     shape = max(cv, 1e-6) ** -2.0
     return np.asarray(rng.standard_gamma(shape, n) / shape, np.float64)
-
-
-_WEIBULL_SHAPE: Final = np.geomspace(0.12, 20.0, 400)
-_WEIBULL_LOG_CV: Final = 0.5 * np.log(
-    gamma_function(1 + 2 / _WEIBULL_SHAPE) / gamma_function(1 + 1 / _WEIBULL_SHAPE) ** 2 - 1
-)
 
 
 def _lengths(

@@ -12,6 +12,7 @@ import numpy as np
 
 from sieve.arrays import Requests, chain_starts
 from sieve.errors import TraceError
+from sieve.resources import exists
 from sieve.spec.models import ArrivalSpec, TrafficSpec
 from sieve.traces import draw, guidellm, lengths, servegen
 from sieve.traces.faults import Faults
@@ -69,11 +70,7 @@ def find(label: str, base_dir: Path, shipped: Sequence[str]) -> Path | None:
         TraceError: neither a file nor a specification.
     """
     path = base_dir / label
-    try:
-        missing = not path.exists()
-    except (OSError, ValueError):  # a name too long for the file system
-        missing = True
-    if not missing:
+    if exists(path):
         return path
     if "prompt_tokens" in label and guidellm.looks_like(label):
         return None
