@@ -58,13 +58,9 @@ def inspect_traffic(
 def summary_of(requests: Requests) -> Summary:
     """Return the statistics of traffic that regenerate it; no request and no text is in them.
 
-    Traffic shorter than one window is cut into twelve.
-
     Raises:
         TraceError: fewer than two requests that arrive in time, or a closed loop.
     """
-    span_s = float(requests.arrival_s[-1])
-    window_s = WINDOW_S if span_s >= WINDOW_S else max(span_s / 12, 1.0)
     return summarise(
         requests,
         name=Path(requests.source).name.split(".")[0] or "traffic",
@@ -76,7 +72,7 @@ def summary_of(requests: Requests) -> Summary:
             sha256=requests.sha256,
             date="",
         ),
-        window_s=window_s,
+        window_s=WINDOW_S,
     )
 
 
