@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from sieve.catalog.names import nearest_names
 from sieve.errors import Fault, SpecError
+from sieve.resources import exists
 from sieve.spec import RunSpec, parse_yaml
 from sieve.spec.loader import stream_yaml
 
@@ -89,7 +90,7 @@ def _add(jobs: list[Job], line: int | None, entry: Any, source: str) -> None:
 
 def _read(path: Path) -> str:
     suffixes = (".yaml", ".yml", ".json", ".csv")
-    if not path.exists():
+    if not exists(path):
         raise _fault(path, "", "no such jobs file; check the path")
     if not path.is_file():
         raise _fault(path, "", "is not a file; give one YAML, JSON or CSV file of jobs")
