@@ -323,7 +323,7 @@ class SimResult:
         makespan_s: first arrival to last finish.
         gaps: (GAP_BINS,) gaps between tokens, counted in the log-spaced bins of the kernel.
         samples: (k, 4) a thinned series of the first replica: seconds, requests running, requests
-            waiting, KV blocks in use.
+            waiting, KV blocks in use (of data-parallel ranks: all together, blocks in the mean).
         num_idle_steps: steps that data-parallel ranks without work ran along with the others.
         steps: every iteration, the columns of `sieve.sim.steps.COLUMNS`; None if not asked for.
     """

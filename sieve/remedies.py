@@ -66,7 +66,10 @@ def changes_of(row: Mapping[str, Any], context: RunContext) -> Iterator[Change]:
     yield "one more replica", {"replicas": replicas + 1}
     if replicas > 1:
         yield "twice the replicas", {"replicas": 2 * replicas}
-    yield f"tensor parallel {2 * row['tp']}", {"tp": 2 * row["tp"]}
+    wider = {"tp": 2 * row["tp"]}
+    if row["ep"] > 1:  # on all ranks, as before
+        wider["ep"] = 2 * row["ep"]
+    yield f"tensor parallel {2 * row['tp']}", wider
     if row["kv_cache_dtype"] == "auto" and not context.is_reference:
         yield "FP8 KV cache", {"kv_cache_dtype": "fp8"}
     if row["weight_dtype"] in {"bf16", "fp16"}:

@@ -12,7 +12,7 @@ import polars as pl
 
 from sieve.context import RunContext
 from sieve.export.vllm_serve import CHECKPOINT, serve_script
-from sieve.ranking.answer import winners
+from sieve.ranking.answer import MAX_TIED, winners
 from sieve.spec import is_path
 from sieve.stage import Stage, StageResult, no_rejections
 
@@ -22,7 +22,6 @@ STAGE: Final = Stage(
     purpose="engine command lines of the finalists",
     reasons={},
 )
-MAX_TIED: Final = 5
 
 
 def run(candidates: pl.DataFrame, context: RunContext) -> StageResult:

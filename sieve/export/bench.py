@@ -46,7 +46,7 @@ def users_at(users: int, level: float) -> int:
 
 
 def preamble(bench: Bench, tool: str, scales: Mapping[str, str]) -> list[str]:
-    """Return the lines before the command: usage, and the variables level, scale, traffic, count.
+    """Return the lines before the command: usage, and the variables of the command.
 
     Args:
         bench: the benchmark.
@@ -70,11 +70,13 @@ def preamble(bench: Bench, tool: str, scales: Mapping[str, str]) -> list[str]:
         "esac",
         'scope="${SCOPE:-fleet}"',
         'case "$scope" in',
-        f"  fleet) traffic={traffic.name}; count={traffic.num_requests} ;;",
+        f"  fleet) traffic={traffic.name}; count={traffic.num_requests}; key=candidate_id ;;",
     ]
     if bench.share is not None:
         share = bench.share
-        lines.append(f"  replica) traffic={share.name}; count={share.num_requests} ;;")
+        lines.append(
+            f"  replica) traffic={share.name}; count={share.num_requests}; key=replica_of ;;"
+        )
     lines += [
         '  *) echo "SCOPE $scope: not one of this candidate" >&2; exit 2 ;;',
         "esac",

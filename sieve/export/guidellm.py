@@ -48,7 +48,7 @@ def write(bench: Bench) -> str:
         *("--constraint", '"kind=max_requests,count=$count"'),
         *_metrics(bench.limits),
         *("--output", output),
-        *("--label", quoted(f"candidate_id={deployment.candidate_id}")),
+        *("--label", '"$key="' + quoted(deployment.candidate_id)),
         *("--label", quoted(f"run={deployment.run}")),
         *("--label", '"level=$level"', "--label", '"scope=$scope"'),
     ]

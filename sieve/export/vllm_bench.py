@@ -35,7 +35,7 @@ def write(bench: Bench) -> str:
         *report_words(bench),
         *("--save-result", "--save-detailed", "--result-dir", '"$results"'),
         *("--result-filename", '"$name.json"'),
-        *("--metadata", quoted(f"candidate_id={deployment.candidate_id}")),
+        *("--metadata", '"$key="' + quoted(deployment.candidate_id)),
         *(quoted(f"run={deployment.run}"), '"level=$level"', '"scope=$scope"'),
     ]
     return script(preamble(bench, TOOL, scales), words)

@@ -2,7 +2,8 @@
 
 The sweep starts one engine at a time. A candidate with several replicas is measured as one of them
 under its share of the traffic; `--link-vars` keeps each engine to its own benchmarks by the name
-that it serves, which is the candidate's id and stands in every record as `served_model_name`.
+that it serves. A record names candidate and level in its `label`: a sweep sets one value of
+`--metadata` only.
 """
 
 from __future__ import annotations
@@ -60,12 +61,16 @@ def bench_params(benches: Sequence[Bench]) -> str:
                 "dataset_path": traffic.name,
                 "num_prompts": traffic.num_requests,
                 "timed_trace_sec_multiplier": traffic.unit_s / level,
-                "metadata": f"candidate_id={bench.deployment.candidate_id}",
-                "label": f"level={text}",
+                "label": f"{_key(bench)}={bench.deployment.candidate_id} level={text}",
             }
             for text, level in bench.levels.items()
         ]
     return write_json(entries)
+
+
+def _key(bench: Bench) -> str:
+    """Return what a result says of its candidate: one replica of several is not all of it."""
+    return "candidate_id" if bench.deployment.replicas == 1 else "replica_of"
 
 
 def write(benches: Sequence[Bench]) -> str:
@@ -81,7 +86,7 @@ def write(benches: Sequence[Bench]) -> str:
         *("vllm", "bench", "serve", "--backend", "openai"),
         *("--model", model, *data_words(first.traffic, first.traffic.name, "1")),
         *("--self-timed", *report_words(first)),
-        *("--metadata", "candidate_id=unset", f"run={first.deployment.run}"),
+        *("--metadata", f"run={first.deployment.run}"),
         *("--save-detailed",),
     ]
     serve = _command(["vllm", "serve", model], named=named)

@@ -123,14 +123,18 @@ def stated_configuration(
     ):  # fmt: skip
         options[option] = _agreed(facts, option, given.pop(option, None), read(facts, argument))
     experts = given.pop("ep", None)
-    if experts is None and _switch(facts, "enable_expert_parallel"):
-        experts = options["tp"] or 1
+    dealt = bool(_switch(facts, "enable_expert_parallel"))
     weight_dtype = given.pop("weight_dtype", None)
     assert not given, f"options {sorted(given)} are none of a start-up"
     facts_of_model = load_model(name, base_dir=base_dir, any_family=True)
     facts_of_model = with_stored_weights(facts_of_model, name, base_dir=base_dir)
     if weight_dtype is None and _text(facts, "quantization") == "fp8":
         weight_dtype = "fp8" if facts_of_model.checkpoint_dtype in _PLAIN_WEIGHTS else None
+    # Without experts, or with sliced ones, each rank is judged as an engine of its own.
+    ranks = _count(facts, "data_parallel_size") or 1
+    ranks = ranks if dealt and facts_of_model.moe is not None else 1
+    if experts is None and dealt:
+        experts = (options["tp"] or 1) * ranks
     card = load_gpu(gpu)
     total = facts.figures.get("total_bytes")
     if total is not None:
@@ -147,6 +151,7 @@ def stated_configuration(
         tp=options.pop("tp") or 1,
         pp=options.pop("pp") or 1,
         dcp=options.pop("dcp") or 1,
+        dp=ranks,
         ep=experts or 1,
         weight_dtype=weight_dtype or "auto",
         kv_cache_dtype=options.pop("kv_cache_dtype") or "auto",
@@ -195,8 +200,9 @@ def compare(facts: StartUpFacts, configuration: Configuration) -> StartUpCompari
         )
         corrections["unsplit_bytes"] = whole - known
     missing = [words for name, words in _NOT_DESCRIBED if _is_on(facts, name)]
-    if (_count(facts, "data_parallel_size") or 1) > 1 and configuration.model.moe is not None:
-        missing.append("experts spread over data-parallel ranks")
+    several = (_count(facts, "data_parallel_size") or 1) > 1
+    if several and configuration.model.moe is not None and configuration.dp == 1:
+        missing.append("experts sliced over data-parallel ranks")
     if missing:
         notes.append(f"the ledger does not describe {', '.join(missing)}: nothing is corrected")
         corrections = {}

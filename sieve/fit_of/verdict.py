@@ -228,8 +228,8 @@ def _notes(result: Fit, layout: CacheLayout) -> tuple[str, ...]:
     if c.dp > 1:
         out.append(
             f"every figure is of one of {c.dp} data-parallel ranks: attention weights and cache of "
-            f"its own, experts dealt out over {c.ep} GPUs; the trial run gathers the tokens of all "
-            "ranks, which no start-up log has confirmed"
+            f"its own, experts dealt out over {c.ep} GPUs; that the trial run gathers the tokens "
+            "of all ranks is read in the source, no start-up log shows it"
         )
     if layout.padding:
         out.append(f"state pages are padded by {layout.padding:.2%}")

@@ -16,8 +16,8 @@ import polars as pl
 
 from sieve.plan.record import Entry
 from sieve.plan.run_facts import RunFacts
+from sieve.ranking.answer import MAX_TIED
 from sieve.units import SECONDS_PER_HOUR
-from stages.s7_confirm import MAX_TIED
 
 RIG_SPREAD: Final = 0.15
 """By how much reruns on real hardware may differ."""

@@ -20,6 +20,9 @@ COINCIDE: Final = 0.01
 
 _FAMILY: Final = ("gpu", "tp", "pp", "data_parallel_size", "replicas")
 
+MAX_TIED: Final = 5
+"""Most candidates of the leader's tie group that are written down."""
+
 LONGEST: Final = 20
 """A benchmark takes at most this many times the requests of the run's own trace."""
 

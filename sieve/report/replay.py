@@ -67,7 +67,7 @@ def print_replay(
     for path, what in ((steps, "Iterations"), (requests, "Requests")):
         if path is not None:
             out.print(f"{what}  {path}", markup=False)
-    if steps is None:
+    if steps is None and "num_idle_steps" not in engine:
         out.print("Next    --steps FILE.parquet keeps every iteration", markup=False)
 
 

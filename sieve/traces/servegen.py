@@ -21,7 +21,6 @@ from typing import Any, Final
 
 import numpy as np
 import polars as pl
-from scipy.special import gamma as gamma_function
 
 from sieve.arrays import FloatArray, IntArray, Requests
 from sieve.errors import TraceError
@@ -131,7 +130,7 @@ def draw(
     total = 0
     for (begin,), part in used.group_by("window_start_s", maintain_order=True):
         offset_s, client = _window(part, width, rng)
-        at = offset_s + float(begin)  # type: ignore[arg-type]
+        at = offset_s + float(begin)
         inside = (at >= start) & (at < end)
         times.append(at[inside])
         clients.append(client[inside])
@@ -189,16 +188,15 @@ def _renewal(
 def _gaps(pattern: str | None, cv: float, n: int, rng: np.random.Generator) -> FloatArray:
     """Return (n,) gaps of mean 1 and the given coefficient of variation."""
     if (pattern or "Gamma").lower().startswith("weibull"):
-        shape = float(np.interp(np.log(cv), _WEIBULL_LOG_CV[::-1], _WEIBULL_SHAPE[::-1]))
+        from scipy.special import gamma as gamma_function  # late: slow to import
+
+        shapes = np.geomspace(0.12, 20.0, 400)
+        squares = gamma_function(1 + 2 / shapes) / gamma_function(1 + 1 / shapes) ** 2
+        log_cv = 0.5 * np.log(squares - 1)
+        shape = float(np.interp(np.log(cv), log_cv[::-1], shapes[::-1]))
         return np.asarray(rng.weibull(shape, n) / gamma_function(1 + 1 / shape), np.float64)
     shape = max(cv, 1e-6) ** -2.0
     return np.asarray(rng.standard_gamma(shape, n) / shape, np.float64)
-
-
-_WEIBULL_SHAPE: Final = np.geomspace(0.12, 20.0, 400)
-_WEIBULL_LOG_CV: Final = 0.5 * np.log(
-    gamma_function(1 + 2 / _WEIBULL_SHAPE) / gamma_function(1 + 1 / _WEIBULL_SHAPE) ** 2 - 1
-)
 
 
 def _lengths(
@@ -228,9 +226,9 @@ def _lengths(
         by_client = dict(pdfs.group_by("client"))
         groups = pl.DataFrame({"c": client, "w": window}).with_row_index("row")
         for (who, when), rows in groups.group_by("c", "w", maintain_order=True):
-            part = tables.get((float(who), float(when)))  # type: ignore[arg-type]
+            part = tables.get((float(who), float(when)))
             if part is None:
-                part = by_client.get((float(who),), mixture)  # type: ignore[arg-type]
+                part = by_client.get((float(who),), mixture)
             share = np.cumsum(part["prob"].to_numpy())
             if not share[-1] > 0:
                 raise TraceError(f"{model.name}: the probabilities of client {who} sum to 0")

@@ -111,12 +111,11 @@ def judge(row: Mapping[str, str]) -> Fit:
         length = min(tokens, model.max_position_embeddings or tokens)
     tp = _count(row, "tp") or 1
     ep = _count(row, "ep") or 0
-    if ep and (_count(row, "dp") or 1) > 1:
-        raise ResultError("experts spread over data-parallel ranks are not described")
+    dp = (_count(row, "dp") or 1) if ep and model.moe is not None else 1
     return fit(
         configure(
             model, gpu, engine=f"vllm=={version[1]}", tp=tp, pp=_count(row, "pp") or 1,
-            ep=tp if ep else 1, weight_dtype=_format(row["weight_format"], model),
+            ep=tp * dp if ep else 1, dp=dp, weight_dtype=_format(row["weight_format"], model),
             kv_cache_dtype=row["kv_cache_dtype"] or "auto",
             max_model_len=length, max_num_seqs=_count(row, "max_num_seqs"),
             max_num_batched_tokens=_count(row, "max_num_batched_tokens"),

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sieve.arrays import LockStep, Requests
+from sieve.arrays import LockStep, PrefixBlocks, Requests
 from sieve.sim.lockstep import run_ranks
 from sieve.sim.replay import ReplaySettings, simulate
 
@@ -73,6 +73,38 @@ def test_ranks_equal_the_plain_loop(tables, case, ranks):
         ("finish_s", plain.finish),
     ):  # fmt: skip
         assert np.rint(getattr(got, name) * 1e9).astype(np.int64).tolist() == values
+
+
+def shared_prompts(requests: Requests, seed: int) -> PrefixBlocks:
+    """Blocks of 8 tokens; a prompt begins like those of its third, up to a depth of its own."""
+    rng = np.random.default_rng(seed)
+    names: dict[tuple[int, int, int], int] = {}
+    start, ids = [0], []
+    for i, tokens in enumerate(requests.input_tokens.tolist()):
+        depth, third = int(rng.integers(0, 20)), int(rng.integers(0, 3))
+        for j in range(-(-tokens // 8)):
+            own = -1 if j < depth else i
+            ids.append(names.setdefault((third, j, own), len(names)))
+        start.append(len(ids))
+    return PrefixBlocks(8, np.array(start), np.array(ids), requests.input_tokens)
+
+
+@settings(max_examples=40, deadline=None)
+@given(case=cases(), ahead=st.booleans(), seed=st.integers(0, 99), waits=st.booleans())
+def test_one_rank_finds_what_one_engine_finds(tables, case, ahead, seed, waits):
+    requests, limits = case
+    requests = replace(requests, prefix=shared_prompts(requests, seed))
+    if waits:
+        n = len(requests)
+        previous = np.where(np.arange(n) % 3 == 2, np.arange(n) - 1, -1)
+        requests = replace(requests, previous=previous, delay_s=np.where(previous < 0, 0.0, 2**-5))
+    limits = replace(limits, async_scheduling=ahead, prefix_caching=True)
+    table = with_ranks(tables, 1)
+    alone = simulate(requests, replace(table, lock_step=None), limits)
+    with patch("sieve.sim.replay.run_ranks", partial(run_ranks, sync_steps=0)):
+        ranks = simulate(requests, table, limits)
+    for name in (*TIMES, "num_preemptions", "cached_tokens", "gaps"):
+        np.testing.assert_array_equal(getattr(alone, name), getattr(ranks, name))
 
 
 @settings(max_examples=40, deadline=None)

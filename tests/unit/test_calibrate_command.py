@@ -91,6 +91,23 @@ def test_only_what_is_logged_by_default(tmp_path: Path) -> None:
     assert total == pytest.approx(-found["kv_bytes"]["difference"], abs=0.01 * GIB)
 
 
+@pytest.mark.parametrize("dealt", [True, False])
+def test_a_rank_that_shares_experts(tmp_path: Path, *, dealt: bool) -> None:
+    log = tmp_path / "ranks.log"
+    log.write_text(
+        "INFO vLLM API server version 0.19.0\n"
+        "INFO non-default args: {'model': 'Qwen/Qwen3-30B-A3B', 'data_parallel_size': 2, "
+        f"'enable_expert_parallel': {dealt}, 'max_model_len': 8192}}\n"
+        "INFO Model loading took 29.88 GiB memory and 8 seconds\n",
+        encoding="utf-8",
+    )
+    found = compared(log, "--gpu", "h100-sxm")
+    taken = found["configuration"]
+    assert (taken["data_parallel_size"], taken["ep"]) == ((2, 2) if dealt else (1, 1))
+    assert (abs(gib(found["weight_bytes"], "difference")) < 0.02) is dealt
+    assert any("sliced over data-parallel" in note for note in found["notes"]) is not dealt
+
+
 def test_a_start_up_that_failed(tmp_path: Path) -> None:
     log = tmp_path / "failed.log"
     log.write_text(

@@ -24,7 +24,10 @@ def blocks(page: Path, language: str) -> list[str]:
 
 COMMANDS = [
     line.removeprefix("$ ")
-    for page in (ROOT / "README.md", ROOT / "docs" / "replay.md", ROOT / "docs" / "plan.md")
+    for page in (
+        ROOT / "README.md",
+        *(ROOT / "docs" / f"{name}.md" for name in ("replay", "plan", "traffic")),
+    )
     for text in blocks(page, "console")
     for line in text.splitlines()
     if line.startswith("$ sieve ")

@@ -62,6 +62,12 @@ def test_what_is_tried(make_spec: Make) -> None:
     }
 
 
+def test_more_tensor_ranks_keep_experts_on_all_ranks(make_spec: Make) -> None:
+    context, grid = rows_of(make_spec(ONE))
+    row = grid.candidates.row(0, named=True) | {"tp": 2, "data_parallel_size": 2, "ep": 4}
+    assert dict(changes_of(row, context))["tensor parallel 4"] == {"tp": 4, "ep": 8}
+
+
 def test_a_fix_is_what_a_run_of_it_finds(make_spec: Make) -> None:
     # A queue that grows on one replica of one sequence at a time.
     spec = make_spec({**ONE, "grid.axes.max_num_seqs": [1], "slo": {"ttft_p99": "1000 s"},

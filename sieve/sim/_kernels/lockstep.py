@@ -232,7 +232,8 @@ def replay(  # noqa: D417 - the rest: `engine.replay`
     Returns:
         results (n, NUM_RESULTS) int64; counters (NUM_COUNTERS,); left, the requests that never
         ended, first how many of them wait; component_s (5,) of the slowest ranks; gaps; samples of
-        all ranks together; lane (n,), the rank of each request; idle, steps of ranks without work.
+        all ranks together, their blocks in the mean; lane (n,), the rank of each request; idle,
+        steps of ranks without work.
     """
     n = len(arrival)
     num_groups = len(window)
@@ -455,6 +456,7 @@ def replay(  # noqa: D417 - the rest: `engine.replay`
                     samples[num_samples, 1] += state[k, S_RUNNING]
                     samples[num_samples, 2] += state[k, S_WAITING]
                     samples[num_samples, 3] += num_blocks - 1 - state[k, S_FREE]
+                samples[num_samples, 3] //= ranks
                 num_samples += 1
 
         waits = False

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from sieve.calibration.readers.result import metadata_of
 from sieve.export import aiperf, guidellm, vllm_bench, vllm_sweep
 from sieve.export.bench import Bench
 from sieve.export.deployment import Deployment
@@ -111,6 +112,8 @@ def test_one_replica_gets_its_share(tmp_path: Path) -> None:
     assert value(words, "--dataset-path").endswith("/traffic_1of2.jsonl")
     assert value(words, "--num-prompts") == "500"
     assert "scope=replica" in words
+    assert f"replica_of={ROW['candidate_id']}" in words
+    assert f"candidate_id={ROW['candidate_id']}" not in words
     alone = vllm_bench.write(bench(share=None))
     code, said = run_script(tmp_path, alone, "vllm", SCOPE="replica", check=False)
     assert (code, "not one of this candidate" in said) == ("2", True)
@@ -213,12 +216,26 @@ def test_the_sweep_starts_the_candidate_and_sends_its_share(tmp_path: Path) -> N
         assert back[name] == ROW[name]
     assert back["weight_dtype"] == "fp8"
     entries = json.loads(vllm_sweep.bench_params([bench()]))
-    assert [entry["label"] for entry in entries] == ["level=0.5", "level=1.0", "level=1.25"]
+    assert [entry["label"] for entry in entries] == [
+        f"replica_of={ROW['candidate_id']} level={level}" for level in ("0.5", "1.0", "1.25")
+    ]
     sent = applied(shlex.split(value(words, "--bench-cmd")), entries[0])
     assert value(sent, "--dataset-path") == "traffic_1of2.jsonl"
     assert value(sent, "--num-prompts") == "500"
     assert float(value(sent, "--timed-trace-sec-multiplier")) == 0.002
     start = sent.index("--metadata")
-    assert sent[start + 1 : start + 3] == [f"candidate_id={ROW['candidate_id']}", "run=run-1"]
+    assert sent[start + 1] == "run=run-1"
     assert value(words, "--link-vars") == "served_model_name=served_model_name"
     assert value(sent, "--served-model-name") == value(started, "--served-model-name")
+
+
+def test_what_a_sweep_says_of_its_candidate_is_read_back() -> None:
+    """A record holds the bench's overrides, its label among them."""
+    alone = replace(bench().deployment, row=ROW | {"replicas": 1})
+    entries = json.loads(vllm_sweep.bench_params([bench(deployment=alone)]))
+    said = metadata_of({"run": "run-1", "max_num_seqs": 64, **entries[0]})
+    assert (said["candidate_id"], said["run"]) == (ROW["candidate_id"], "run-1")
+    assert float(said["level"]) == 0.5
+    of_two = json.loads(vllm_sweep.bench_params([bench()]))
+    assert metadata_of(of_two[0])["candidate_id"] == f"one replica of {ROW['candidate_id']}"
+    assert metadata_of({"replica_of": "x", "level": "1.0"})["candidate_id"] == "one replica of x"

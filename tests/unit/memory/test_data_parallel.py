@@ -29,6 +29,11 @@ def test_experts_are_dealt_out_and_all_else_is_whole() -> None:
         assert found == pytest.approx(expected, abs=2 * 48 * 2 * 2**20)
 
 
+def test_weights_as_a_start_up_log_states_them() -> None:
+    # Public log of Qwen3-30B-A3B in 16 bits on two ranks that share experts: 29.88 GiB a GPU.
+    assert weights("Qwen/Qwen3-30B-A3B", tp=1, dp=2) / 2**30 == pytest.approx(29.88, abs=0.02)
+
+
 def test_shared_experts_stay_whole_where_tensor_ranks_share_out_tokens() -> None:
     # DeepSeek-V3: the shared expert of 58 layers has 3 x 7168 x 2048 weights.
     name = "deepseek-ai/DeepSeek-V3"

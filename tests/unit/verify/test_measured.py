@@ -133,6 +133,23 @@ def test_a_row_that_cannot_be_replayed_says_why(
     assert missed(report) == ["1 rows were not replayed"]
 
 
+def test_data_parallel_rows_share_experts_or_nothing(tmp_path: Path) -> None:
+    shared = {"model": "Qwen/Qwen3-30B-A3B", "num_gpus": "4", "tp": "1", "dp": "2", "ep": "2"}
+    setup = setup_of(read_rows(written(tmp_path, shared))[0])
+    assert (setup.dp, setup.ep, setup.replicas) == (2, 2, 2)
+    unsaid = setup_of(read_rows(written(tmp_path, shared | {"ep": ""}))[0])
+    assert (unsaid.dp, unsaid.ep) == (2, 2)
+    assert any("dealt out over the 2 GPUs" in note for note in unsaid.assumed)
+    # Engines without experts are replicas.
+    dense = shared | {"model": "Qwen/Qwen3-8B", "num_gpus": "2", "ep": ""}
+    setup = setup_of(read_rows(written(tmp_path, dense))[0])
+    assert (setup.dp, setup.ep, setup.replicas) == (1, 1, 2)
+    report = verify_measured(written(tmp_path, shared | {"num_gpus": "3"}))
+    assert "no multiple of tp x pp x dp" in report["skipped"][0]["reason"]
+    (row,) = verify_measured(written(tmp_path, shared))["rows"]
+    assert row["tpot"]["predicted"] > 0
+
+
 def test_checkpoint_names_lead_to_the_catalogue_with_the_reason(tmp_path: Path) -> None:
     rows = read_rows(written(tmp_path, {"model": "Qwen/Qwen3-8B-FP8", "weight_precision": "fp8"}))
     setup = setup_of(rows[0])
