@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ from sieve.calibration.points import Point
 from sieve.calibration.readers import Result
 from sieve.catalog.accelerators import load_gpu
 from sieve.errors import ResultError
-from sieve.matching.stated import Stated, check_model, point_of
+from sieve.matching.stated import ID, Stated, check_model, point_of
 from sieve.results import find_candidate, read_frame, read_result
 
 LENGTHS: Final = 0.2
@@ -80,6 +80,7 @@ def in_run(result: Result, run: Run, stated: Stated) -> Point:
     if not found["load_band"]:
         raise ResultError(f"{candidate} could not be served at level {level:g} in {run.path}")
     _same_lengths(result, found)
+    result = _of_all_replicas(result, _replicas(result, simulated))
     predicted = uncorrected(found)
     if not found.get("calibration_points"):
         predicted |= {
@@ -102,6 +103,14 @@ def in_run(result: Result, run: Run, stated: Stated) -> Point:
     return point_of(
         result, place, predicted, f"{how}, {how_level}", candidate, f"level {level:g}"
     )  # fmt: skip
+
+
+def _of_all_replicas(result: Result, replicas: int) -> Result:
+    """Return a result of one replica's share with the rates of the whole deployment."""
+    if replicas == 1:
+        return result
+    rates = {k: v * replicas for k, v in result.measured.items() if k.endswith("_per_s")}
+    return replace(result, measured={**result.measured, **rates})
 
 
 def _candidate(result: Result, run: Run, stated: Stated) -> tuple[str, str]:
@@ -145,7 +154,7 @@ def _level(result: Result, run: Run, simulated: pl.DataFrame, stated: Stated) ->
     offered = result.rate_per_s
     relative = None
     if rate and offered is not None and math.isfinite(offered):
-        relative = offered / rate
+        relative = offered / rate * _replicas(result, simulated)
     said = result.metadata.get("level")
     if stated.level is not None:
         level, how = stated.level, "--level"
@@ -171,12 +180,21 @@ def _level(result: Result, run: Run, simulated: pl.DataFrame, stated: Stated) ->
     return float(near), how
 
 
+def _replicas(result: Result, simulated: pl.DataFrame) -> int:
+    """Return by how much the rates of a result grow for the whole deployment."""
+    if result.metadata.get("scope") != "replica":
+        return 1
+    found = ID.fullmatch(str(simulated["candidate_id"][0]))
+    return int(found["replicas"]) if found else 1
+
+
 def _by_throughput(result: Result, simulated: pl.DataFrame) -> tuple[float, str]:
     """Return the level whose rate of answers comes nearest; 1.0 where no rate is known."""
     seen = result.measured.get("requests_per_s")
     known = simulated.filter(pl.col("requests_per_s").is_not_null())
     if seen is None or known.is_empty():
         return 1.0, "level 1.0 taken: the file states neither level nor rate"
+    seen *= _replicas(result, simulated)
     ratio = (known["requests_per_s"] / seen).log().abs()
     place = ratio.arg_min()
     if place is None or ratio[place] > math.log(NEAR_RATE):

@@ -180,16 +180,16 @@ def rising(where: str, values: Sequence[tuple[str, float | None]]) -> None:
             )
 
 
-NAMES: Final = ("candidate_id", "replica_of", "run", "level")
-"""What the plan's benchmarks say of a result."""
+NAMES: Final = ("candidate_id", "replica_of", "run", "level", "scope")
+"""What the plan's benchmarks say of a result: `scope` is `fleet`, or `replica` for one's share,
+which names its candidate as `replica_of`."""
 
 
 def metadata_of(*sources: Any) -> dict[str, Any]:
     """Return what results say of their candidate: `NAMES` and engine options.
 
     They stand as keys, or as `key=value` texts under `metadata`, `label` or `labels`. The first of
-    the sources that has one counts. One replica of several is not the candidate: its rates are not
-    the fleet's, so it gets a name that no candidate has.
+    the sources that has one counts.
     """
     found: dict[str, Any] = {}
     for source in sources:
@@ -205,7 +205,7 @@ def metadata_of(*sources: Any) -> dict[str, Any]:
             if known and value not in {"", "unset"}:
                 found.setdefault(name, value)
     if "replica_of" in found:
-        found["candidate_id"] = f"one replica of {found.pop('replica_of')}"
+        found |= {"candidate_id": found.pop("replica_of"), "scope": "replica"}
     return found
 
 
