@@ -21,7 +21,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 PIP_INSTALL := $(PIP) install -qq --no-warn-script-location --root-user-action=ignore
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench lock clean
+.PHONY: help setup demo test check format bench docs lock clean
 
 help: ## list the targets
 	@echo "usage: make TARGET"
@@ -76,6 +76,11 @@ bench: $(STAMP) ## time the hot paths; prints tables, judges nothing
 	  echo "bench: tests/benchmarks/$$script.py"; \
 	  $(BIN)/python tests/benchmarks/$$script.py || exit 1; \
 	done
+
+docs: $(STAMP) ## build the documentation as a site in build/site, without a network
+	@$(BIN)/python .ci/write_reference.py --check
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "docs: open build/site/index.html"
 
 lock: $(STAMP) ## resolve the dependencies anew into .ci/requirements.lock (needs uv)
 	@uv=$$(command -v $(BIN)/uv || command -v uv) || \

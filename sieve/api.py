@@ -238,7 +238,12 @@ def run(
             on_stage(record)
 
     if target is not None:
-        target.event("start", name=resolved.run.name, num_candidates=len(grid.candidates))
+        target.event(
+            "start",
+            schema_version=SCHEMA_VERSION,
+            name=resolved.run.name,
+            num_candidates=len(grid.candidates),
+        )
     try:
         outcome = run_stages(grid.candidates, context, stop_after=stop_after, on_stage=note)
         result = result_of(grid, context, outcome)

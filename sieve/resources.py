@@ -27,3 +27,11 @@ def data_folder(name: str) -> Path:
 def package_data(*parts: str) -> Path:
     """Return a path below the `sieve` package itself."""
     return Path(__file__).parent.joinpath(*parts)
+
+
+def exists(path: Path) -> bool:
+    """Return whether something is at `path`; a name that no file system takes is nothing."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # too long, or with a null character
+        return False

@@ -27,6 +27,8 @@ import polars as pl
 from sieve.errors import ResultError
 
 SCHEMA_VERSION: Final = "1.0"
+_SCHEMA_KEY: Final = "sieve_schema_version"
+"""Of the metadata of a run folder's Parquet files."""
 CHECKPOINT: Final = "checkpoint"
 REPLAYS: Final = "replays.ledger"
 TRAFFIC: Final = "traffic.parquet"
@@ -154,7 +156,7 @@ class RunFolder:
             ResultError: as `write_text`.
         """
         content = io.BytesIO()
-        frame.write_parquet(content)
+        frame.write_parquet(content, metadata={_SCHEMA_KEY: SCHEMA_VERSION})
         self._replace(name, content.getbuffer())
 
     def _replace(self, name: str, content: bytes | memoryview) -> None:
@@ -320,6 +322,8 @@ def read_frame(run: Path, name: str, columns: Sequence[str] = ()) -> pl.DataFram
     if not path.is_file():
         raise ResultError(f"{run}: {name} is missing; run `sieve run` again")
     try:
+        written = pl.read_parquet_metadata(path).get(_SCHEMA_KEY, SCHEMA_VERSION)
+        check_schema(path, written, SCHEMA_VERSION, "sieve run SPEC --out FOLDER")
         frame = pl.read_parquet(path)
     except (pl.exceptions.PolarsError, OSError) as error:
         raise ResultError(f"{path}: not a readable Parquet file: {error}") from None

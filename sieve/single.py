@@ -31,9 +31,16 @@ class FitResult:
     kv_tokens: int
     margin_bytes: float
 
+    def __repr__(self) -> str:
+        return f"FitResult({self._title()})"
+
     def _repr_html_(self) -> str:
-        word = "fits" if self.fits else "does not fit"
-        return facts_view(f"{self.data['model']} on {self.data['gpu']}: {word}", self.data)
+        return facts_view(self._title(), self.data)
+
+    def _title(self) -> str:
+        word = "fits" if self.fits else f"does not fit ({self.data['reason']})"
+        tp = self.data["configuration"]["tp"]
+        return f"{self.data['model']} on {self.data['gpu']}, tp {tp}: {word}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +55,9 @@ class BoundResult:
 
     def __getitem__(self, key: str) -> Any:
         return self.data[key]
+
+    def __repr__(self) -> str:
+        return f"BoundResult({self.data['num_gpus']} x {self.data['gpu']}, {self.data['model']})"
 
     def _repr_html_(self) -> str:
         return facts_view(f"Ceilings of {self.data['model']} on {self.data['gpu']}", self.data)

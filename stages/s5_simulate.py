@@ -57,7 +57,7 @@ _OPPOSITE: Final = {
     end: end.replace("low", "high") if "low" in end else end.replace("high", "low")
     for end in INTERVAL_ENDS
 }
-BASES: Final = ("ttft", "ttft_tail", "tpot", "tpot_tail", "e2e")
+BASES: Final = ("ttft", "ttft_tail", "tpot", "tpot_tail", "e2e", "e2e_tail")
 """Errors whose basis a calibrated run states, `basis_ttft` ...; null: the uncalibrated default."""
 MAX_GROWTH: Final = 0.02
 """Seconds of wait gained per second of trace above which a queue counts as unbounded."""

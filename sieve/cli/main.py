@@ -131,6 +131,9 @@ def main() -> None:
         )
         sys.exit(2)
     except OSError as error:
+        if error.filename is not None:
+            fail(SieveError(f"{error.filename}: {error.strerror}"), as_json=as_json)
+            sys.exit(2)
         if error.errno not in {errno.ENOSPC, errno.EPIPE}:
             raise
         _drop_stdout()

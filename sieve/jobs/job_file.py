@@ -16,12 +16,12 @@ from typing import Any, Final
 
 from sieve.catalog.names import nearest_names
 from sieve.errors import Fault, SpecError
+from sieve.resources import exists
 from sieve.spec import RunSpec, parse_yaml
 from sieve.spec.loader import stream_yaml
 
 MAX_FILE_BYTES: Final = 256_000_000
 MAX_JOBS: Final = 1_000_000
-MAX_CELL: Final = 100_000
 OWN_KEYS: Final = ("name", "spec", "set")
 TOP_KEYS: Final = ("defaults", "jobs")
 _TEXT_COLUMNS: Final = ("name", "spec", "model", "engine", "traffic.trace", "traffic.format")
@@ -90,7 +90,7 @@ def _add(jobs: list[Job], line: int | None, entry: Any, source: str) -> None:
 
 def _read(path: Path) -> str:
     suffixes = (".yaml", ".yml", ".json", ".csv")
-    if not path.exists():
+    if not exists(path):
         raise _fault(path, "", "no such jobs file; check the path")
     if not path.is_file():
         raise _fault(path, "", "is not a file; give one YAML, JSON or CSV file of jobs")
@@ -178,7 +178,6 @@ def _from_csv(text: str, source: str) -> tuple[dict[str, Any], list[Job]]:
     """Return no defaults, and a job a row; the header names `name`, `spec` and dotted keys."""
     if "\0" in text:
         raise _fault(source, "", "binary data; expected CSV")
-    csv.field_size_limit(MAX_CELL)
     rows = csv.reader(io.StringIO(text), strict=True)
     header: list[str] | None = None
     jobs: list[Job] = []

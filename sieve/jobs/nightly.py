@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from json import dumps
 from pathlib import Path
 from typing import Any, Final
@@ -165,7 +165,7 @@ def _inputs_key(spec: ResolvedSpec, *, with_trace: bool) -> str:
     if with_trace:
         with (spec.base_dir / str(spec.run.traffic.trace)).open("rb") as file:
             form = spec.run.traffic.format
-            key += f" {form} {sha256(file.read()).hexdigest()}"
+            key += f" {form} {file_digest(file, 'sha256').hexdigest()}"
     return sha256(key.encode()).hexdigest()
 
 

@@ -19,7 +19,7 @@ from sieve.report.html import render_page, script_hash, template_text
 from sieve.report.rewrite import report_of
 from sieve.results import read_result
 from sieve.serve.comparison import compare
-from sieve.serve.folders import find_run, has_links, list_runs
+from sieve.serve.folders import find_history, find_run, has_links, list_histories, list_runs
 
 _POLICY: Final = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; form-action 'self'; "
@@ -57,7 +57,9 @@ def make_app(root: Path, hosts: list[str], version: str) -> Starlette:
         return found
 
     def index(request: Request) -> Response:  # noqa: ARG001 -- Starlette hands it over
-        return page("runs.html.j2", runs=list_runs(root), folder=root.name)
+        return page(
+            "runs.html.j2", runs=list_runs(root), nights=list_histories(root), folder=root.name
+        )
 
     def report(request: Request) -> Response:
         run = run_at(request.path_params["name"])
@@ -73,6 +75,13 @@ def make_app(root: Path, hosts: list[str], version: str) -> Starlette:
         results = [read_result(run_at(name)) for name in names]
         return page("comparison.html.j2", names=names, **compare(results[0], results[1]))
 
+    def history(request: Request) -> Response:
+        found = find_history(root, request.path_params["name"])
+        if found is None:
+            raise HTTPException(404, "no nightly history of this name")
+        text = found.read_text(encoding="utf-8", errors="replace")
+        return _html(text, f"{_POLICY}; sandbox")
+
     async def failed(request: Request, error: Exception) -> Response:  # noqa: ARG001 -- as above
         if isinstance(error, HTTPException):
             words, code = error.detail, error.status_code
@@ -86,6 +95,7 @@ def make_app(root: Path, hosts: list[str], version: str) -> Starlette:
             Route("/compare", side_by_side),
             Route("/report/{name:path}", report),
             Route("/result/{name:path}", raw),
+            Route("/history/{name:path}", history),
         ],
         middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts)],
         exception_handlers={HTTPException: failed, ResultError: failed},

@@ -14,6 +14,8 @@ from sieve.report.answer import answer_sentence
 from sieve.report.format import count
 from sieve.results import read_result
 
+HISTORY: Final = "history.html"
+"""The page that `sieve nightly` keeps beside its nights."""
 MAX_DEPTH: Final = 3
 MAX_RUNS: Final = 500
 MAX_SEEN: Final = 20_000
@@ -45,8 +47,15 @@ class RunEntry:
 
 def list_runs(root: Path) -> list[RunEntry]:
     """Return the runs below `root`, the latest first, at most 500."""
-    found = sorted(_run_folders(root), key=lambda path: -(path / "result.json").lstat().st_mtime_ns)
+    runs = [path for path in _folders(root) if path != root and _is_file(path / "result.json")]
+    found = sorted(runs, key=lambda path: -(path / "result.json").lstat().st_mtime_ns)
     return [_entry(root, path) for path in found[:MAX_RUNS]]
+
+
+def list_histories(root: Path) -> list[str]:
+    """Return the folders below `root`, itself included, that `sieve nightly` keeps; as names."""
+    found = [folder for folder in _folders(root) if _is_file(folder / HISTORY)]
+    return sorted(path.relative_to(root).as_posix() for path in found)[:MAX_RUNS]
 
 
 def find_run(root: Path, name: str) -> Path | None:
@@ -54,6 +63,24 @@ def find_run(root: Path, name: str) -> Path | None:
 
     A name that leaves `root`, or goes through a link, names nothing.
     """
+    path = _below(root, name)
+    return path if path is not None and _is_file(path / "result.json") else None
+
+
+def find_history(root: Path, name: str) -> Path | None:
+    """Return the page of the nights kept in folder `name` below `root`, or None."""
+    path = root if name == "." else _below(root, name)
+    if path is None or not _is_file(path / HISTORY):
+        return None
+    return path / HISTORY if (path / HISTORY).stat().st_size <= MAX_LISTED_BYTES else None
+
+
+def _is_file(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink()
+
+
+def _below(root: Path, name: str) -> Path | None:
+    """Return the folder `name` below `root`, reached through no link, or None."""
     parts = PurePosixPath(name).parts
     if not parts or len(parts) > MAX_DEPTH or "\0" in name or "\\" in name:
         return None
@@ -64,9 +91,6 @@ def find_run(root: Path, name: str) -> Path | None:
         path = path / part
         if path.is_symlink() or not path.is_dir():
             return None
-    result = path / "result.json"
-    if result.is_symlink() or not result.is_file():
-        return None
     return path if path.resolve().is_relative_to(root.resolve()) else None
 
 
@@ -76,15 +100,13 @@ def has_links(run: Path) -> bool:
     return any((run / name).is_symlink() for name in names)
 
 
-def _run_folders(root: Path) -> Iterator[Path]:
-    seen = 0
-    level = [root]
+def _folders(root: Path) -> Iterator[Path]:
+    """Yield `root` and the folders below it, nearest first; links and hidden ones are left out."""
+    seen, level = 0, [root]
     for _ in range(MAX_DEPTH + 1):
         below: list[Path] = []
         for folder in level:
-            result = folder / "result.json"
-            if folder != root and result.is_file() and not result.is_symlink():
-                yield folder
+            yield folder
             try:
                 entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
             except OSError:

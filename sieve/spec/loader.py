@@ -16,6 +16,7 @@ from yaml.resolver import Resolver
 from yaml.scanner import Scanner
 
 from sieve.errors import Fault, SpecError
+from sieve.resources import exists
 
 MAX_SPEC_BYTES: Final = 1_000_000
 MAX_DEPTH: Final = 30
@@ -260,7 +261,7 @@ def load_mapping(path: Path, what: str, lines: dict[str, int] | None = None) -> 
         SpecError: no such file, unreadable, or not one mapping.
     """
     source = str(path)
-    if not path.exists():
+    if not exists(path):
         raise SpecError(source, [Fault("", f"no such {what}; check the path")])
     if not path.is_file():
         raise SpecError(source, [Fault("", f"is not a file; a {what} is one YAML file")])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sieve.catalog.names import nearest_names
 from sieve.errors import Fault, SpecError
-from sieve.resources import data_folder
+from sieve.resources import data_folder, exists
 
 
 def preset_names() -> list[str]:
@@ -22,7 +22,7 @@ def find_spec(source: str | Path) -> Path:
         SpecError: neither; the nearest presets are named.
     """
     path, name = Path(source), str(source)
-    if path.exists() or not re.fullmatch(r"[A-Za-z0-9_-]+", name):
+    if exists(path) or not re.fullmatch(r"[A-Za-z0-9_-]+", name):
         return path
     shipped = data_folder("examples") / f"{name}.yaml"
     if shipped.is_file():

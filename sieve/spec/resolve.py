@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from sieve.catalog.models import config_file
 from sieve.errors import Fault, SpecError
-from sieve.resources import data_folder
+from sieve.resources import data_folder, exists
 from sieve.spec.loader import load_mapping, parse_yaml
 from sieve.spec.models import FleetSpec, GridSpec, RunSpec, StrictModel
 from sieve.spec.presets import find_spec
@@ -209,7 +209,7 @@ def _load_grid(value: Any, base: Path) -> tuple[GridSpec | None, str, list[Fault
     folder = data_folder("grids")
     shipped = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
     path = shipped.get(value, base / value)
-    if not path.exists():
+    if not exists(path):
         near = difflib.get_close_matches(value, shipped, n=3)
         known = ", ".join(near or shipped)
         return None, "", [Fault("grid", f"no grid or file {value!r}; grids are: {known}")]

@@ -75,15 +75,18 @@ def _notes(found: list[int], ratio: float | None, failed: int) -> Iterator[str]:
 
 
 def _recorded(entry: dict[str, Any], where: str) -> tuple[int, int] | None:
-    usage = entry.get("usage") if isinstance(entry.get("usage"), dict) else entry
-    given = [next(((k, usage[k]) for k in keys if usage.get(k) is not None), None)
-             for keys in (INPUT, OUTPUT)]  # fmt: skip
-    if given[0] is None or given[1] is None:
-        return None
-    for key, value in given:
+    usage = entry.get("usage")
+    counts: dict[str, Any] = usage if isinstance(usage, dict) else entry
+    found: list[int] = []
+    for keys in (INPUT, OUTPUT):
+        key = next((k for k in keys if counts.get(k) is not None), None)
+        if key is None:
+            return None
+        value = counts[key]
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_TOKENS:
             raise TraceError(f"{where}: {key} is {value!r:.40}; expected a number of tokens")
-    return given[0][1], given[1][1]
+        found.append(value)
+    return found[0], found[1]
 
 
 def _texts(
@@ -92,12 +95,12 @@ def _texts(
     """Return question and answer, as texts or as recorded token counts; None if it is no pair."""
     turns = entry.get("conversations", entry.get("conversation"))
     if isinstance(turns, list):
-        values = [turn.get("value") if isinstance(turn, dict) else None for turn in turns[:2]]
-        if len(values) < 2:
+        if len(turns) < 2:
             return None
-        if not all(isinstance(value, str) for value in values):
+        question, reply = (t.get("value") if isinstance(t, dict) else None for t in turns[:2])
+        if not (isinstance(question, str) and isinstance(reply, str)):
             raise TraceError(f"{where}: conversations[0].value and [1].value must be texts")
-        return values[0], values[1]
+        return question, reply
     prompt = entry.get("prompt")
     if not isinstance(prompt, str):
         raise TraceError(

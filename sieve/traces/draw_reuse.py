@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from sieve.arrays import FloatArray, IntArray, PrefixBlocks, Requests
+from sieve.arrays import BoolArray, FloatArray, IntArray, PrefixBlocks, Requests
 from sieve.traces.limits import generator
 from sieve.traces.reuse_summary import PLACES, PrefixSummary, SessionSummary
 
@@ -45,7 +45,7 @@ def draw_prefix(summary: PrefixSummary, prompt: IntArray, seed: int) -> PrefixBl
     return _chains(size, prompt, count, parent, wanted, np.where(has_root, summary.root_blocks, 0))
 
 
-def _parents(wanted: IntArray, count: IntArray, distance: IntArray, deep: FloatArray) -> IntArray:
+def _parents(wanted: IntArray, count: IntArray, distance: IntArray, deep: BoolArray) -> IntArray:
     """Return the earlier request that each deep one shares with, (n,), -1 for none."""
     parent = np.full(len(count), -1, np.int64)
     for i in np.flatnonzero(deep).tolist():
@@ -58,9 +58,10 @@ def _parents(wanted: IntArray, count: IntArray, distance: IntArray, deep: FloatA
         low, high = max(near - _NEAR, 0), min(near + _NEAR, i)
         enough = np.flatnonzero(count[low:high] >= wanted[i])
         if len(enough):
-            # A follow-up is a little longer than what it goes on from.
-            spare = count[low:high][enough] - wanted[i]
-            parent[i] = low + int(enough[np.argmin(spare)])
+            # A follow-up is a little longer than what it goes on from, and about so long ago.
+            spare = (count[low:high][enough] - wanted[i]) / (wanted[i] + 1)
+            away = np.abs(low + enough - near) / distance[i]
+            parent[i] = low + int(enough[np.argmin(spare + away)])
     return parent
 
 

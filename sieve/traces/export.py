@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import polars as pl
 
-from sieve.arrays import IntArray, PrefixBlocks, Requests, chain_starts
+from sieve.arrays import FloatArray, IntArray, PrefixBlocks, Requests, chain_starts
 from sieve.errors import InvalidInput, TraceError
 
 TARGETS: Final = {
@@ -110,7 +111,9 @@ def _own(requests: Requests, waits: np.ndarray[tuple[int], np.dtype[np.bool_]]) 
     return pl.DataFrame(columns)
 
 
-def _where(mask: np.ndarray[tuple[int], np.dtype[np.bool_]], values: object) -> pl.Series:
+def _where(
+    mask: np.ndarray[tuple[int], np.dtype[np.bool_]], values: FloatArray | IntArray
+) -> pl.Series:
     series = pl.Series(values)
     return series if mask.all() else pl.select(pl.when(pl.Series(mask)).then(series)).to_series()
 
@@ -200,7 +203,7 @@ def write(requests: Requests, path: Path, target: str | None = None) -> dict[str
     }  # fmt: skip
 
 
-def replace_file(path: Path, save: object) -> None:
+def replace_file(path: Path, save: Callable[[Path], object]) -> None:
     """Write a file beside `path` and put it in its place, so that no half file is ever there.
 
     Raises:
@@ -214,7 +217,7 @@ def replace_file(path: Path, save: object) -> None:
     except OSError as error:
         raise InvalidInput(f"{path}: cannot be written: {error.strerror}") from None
     try:
-        save(Path(name))  # type: ignore[operator]
+        save(Path(name))
         Path(name).chmod(0o644)
         Path(name).replace(path)
     except BaseException:

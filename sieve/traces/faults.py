@@ -79,6 +79,15 @@ class Faults:
         found.lines += (rows[places[: max(room, 0)]] + first_line).tolist()
         self.rows.update(rows[places].tolist())
 
+    def add(self, row: int, kind: str, message: str, first_line: int = 1) -> None:
+        """Note one row, as `check` does.
+
+        Raises:
+            TraceError: the mode is `stop`.
+        """
+        bad, rows = np.ones(1, np.bool_), np.array([row], np.int64)
+        self.check(bad, rows, kind, lambda _: message, first_line)
+
     def good(self, rows: IntArray) -> BoolArray:
         """Return which of the rows with these indices have no fault so far, (n,)."""
         if not self.rows:

@@ -86,7 +86,7 @@ def read_file(path: Path, label: str, faults: Faults | None = None) -> TraceFile
             raise TraceError(f"{label}: {found if path.exists() else 'no such file'}")
         with path.open("rb") as stored:
             content = _content(stored, path.stat().st_size, label)
-            stored.seek(0)
+        with path.open("rb") as stored:  # a stream that unpacks may have closed the first
             digest = hashlib.file_digest(stored, "sha256").hexdigest()
     except OSError as error:
         raise TraceError(f"{label}: cannot be read: {error.strerror or error}") from None
@@ -97,7 +97,7 @@ def read_file(path: Path, label: str, faults: Faults | None = None) -> TraceFile
     if content.startswith(_PARQUET_MAGIC):
         columns = _parquet_columns(content, label)
         return TraceFile(label, path.name, content, digest, columns, 1, faults)
-    notes = ()
+    notes: tuple[str, ...] = ()
     if b"\r" in content:
         plain = content.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         if content.count(b"\n") not in {0, content.count(b"\r\n")}:
@@ -162,12 +162,9 @@ def _without_torn_lines(file: TraceFile) -> TraceFile:
     for i, line in enumerate(lines):
         fault = _line_fault(line, len(file.columns))
         if fault and i + 1 >= file.first_row:
-            row = np.array([i + 1 - file.first_row])
             message = f"{file.label}, line {i + 1}: {fault}"
             kind = "line: not UTF-8" if fault.startswith("not") else "line: too many fields"
-            file.faults.check(
-                np.ones(1, np.bool_), row, kind, lambda _, m=message: m, file.first_row
-            )
+            file.faults.add(i + 1 - file.first_row, kind, message, file.first_row)
             lines[i] = b""
     return replace(file, content=b"\n".join(lines))
 
@@ -241,7 +238,7 @@ def _content(stored: BinaryIO, size: int, label: str) -> bytes:
             if head != _PARQUET_MAGIC:
                 lines.add(piece)
             pieces.append(piece)
-    except (OSError, EOFError, zlib.error, *_unpack_errors(kind)) as error:
+    except _unpack_errors(kind) as error:
         if not packed:
             raise
         raise TraceError(
@@ -301,14 +298,12 @@ def _unpacked(stored: BinaryIO, kind: str, label: str) -> BinaryIO:
 _ZSTD_MODULES: Final = ("compression.zstd", "zstandard", "pyarrow")
 
 
-def _unpack_errors(kind: str) -> tuple[type[BaseException], ...]:
-    """Return the errors of damaged zstd content beyond OSError and EOFError."""
-    if kind != "zstd":
-        return ()
-    found: list[type[BaseException]] = []
-    for name, error in (("compression.zstd", "ZstdError"), ("zstandard", "ZstdError")):
+def _unpack_errors(kind: str) -> tuple[type[Exception], ...]:
+    """Return the errors of damaged content."""
+    found: list[type[Exception]] = [OSError, EOFError, zlib.error]
+    for name in ("compression.zstd", "zstandard") if kind == "zstd" else ():
         try:
-            found.append(getattr(importlib.import_module(name), error))
+            found.append(importlib.import_module(name).ZstdError)
         except ImportError:
             continue
     return tuple(found)

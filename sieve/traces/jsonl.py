@@ -58,9 +58,8 @@ def read_lines(
 def _parse(
     content: bytes, schema: Mapping[str, pl.DataType], needed: Sequence[str]
 ) -> tuple[pl.DataFrame | None, IntArray]:
-    starts = [i for i, line in enumerate(content.split(b"\n"), 1) if line and line.strip()]
-    lines = np.array(starts, np.int64)
-    if not starts:
+    lines = _filled_lines(content)
+    if not len(lines):
         return pl.DataFrame(schema=dict(schema)), lines
     try:
         frame = pl.read_ndjson(io.BytesIO(content), schema=dict(schema))
@@ -68,6 +67,16 @@ def _parse(
         return None, lines
     whole = len(frame) == len(lines)
     return (frame if whole and not any(frame[c].has_nulls() for c in needed) else None), lines
+
+
+def _filled_lines(content: bytes) -> IntArray:
+    """Return the numbers of the lines that are not blank, from 1."""
+    num_lines = content.count(b"\n") + (not content.endswith(b"\n"))
+    blank = b"\n\n" in content or b"\n " in content or content[:1].isspace()
+    if not blank and content.strip():
+        return np.arange(1, num_lines + 1)
+    filled = [i for i, line in enumerate(content.split(b"\n"), 1) if line.strip()]
+    return np.array(filled, np.int64)
 
 
 def _without_faults(file: TraceFile, check: Check) -> bytes:
@@ -82,8 +91,7 @@ def _without_faults(file: TraceFile, check: Check) -> bytes:
         except TraceError as error:
             text = str(error)
             kind = text.removeprefix(f"{where}: ").split(" is ")[0].split(" (")[0][:60]
-            row = np.array([number - file.first_row])
-            file.faults.check(np.ones(1, np.bool_), row, kind, lambda _, m=text: m, file.first_row)
+            file.faults.add(number - file.first_row, kind, text, file.first_row)
             lines[number - 1] = b""
     return b"\n".join(lines)
 

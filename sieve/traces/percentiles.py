@@ -180,7 +180,8 @@ def _arrival(table: Mapping[str, Any], label: str) -> ArrivalSpec:
         raise TraceError(
             f"{label}: give one of rate_per_s and concurrency, or traffic.arrival in the spec"
         )
-    if users is not None:
+    if rate is None:
+        assert users is not None
         if cv is not None or users != int(users):
             raise TraceError(f"{label}: concurrency is a whole number of users, without cv")
         return ArrivalSpec(closed_loop=int(users))

@@ -138,7 +138,8 @@ def _draw(edges: FloatArray, counts: IntArray, n: int, rng: np.random.Generator)
     top = np.where(np.isinf(edges), edges[-2], edges)  # nothing is known beyond the last edge
     low = np.concatenate(([0.0], top[:-1])) + 1
     low, high = np.minimum(low, top)[bucket], top[bucket]
-    return np.maximum(np.rint(low * (high / low) ** rng.random(n)), 1).astype(np.int64)
+    value = np.rint(low * (high / low) ** rng.random(n))
+    return np.asarray(np.maximum(value, 1), np.int64)
 
 
 def _notes(

@@ -8,7 +8,7 @@ for each other: how many turns, how the prompt grows, what is kept of it, how lo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -232,5 +232,5 @@ def _quantiles(values: FloatArray | IntArray) -> tuple[float, ...]:
     return tuple(_tidy(v) for v in found)
 
 
-def _tidy(value: float | np.floating[np.float64]) -> float:
+def _tidy(value: float | np.floating[Any]) -> float:
     return float(f"{value:.5g}")

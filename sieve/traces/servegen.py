@@ -130,7 +130,7 @@ def draw(
     total = 0
     for (begin,), part in used.group_by("window_start_s", maintain_order=True):
         offset_s, client = _window(part, width, rng)
-        at = offset_s + float(begin)  # type: ignore[arg-type]
+        at = offset_s + float(begin)
         inside = (at >= start) & (at < end)
         times.append(at[inside])
         clients.append(client[inside])
@@ -226,9 +226,9 @@ def _lengths(
         by_client = dict(pdfs.group_by("client"))
         groups = pl.DataFrame({"c": client, "w": window}).with_row_index("row")
         for (who, when), rows in groups.group_by("c", "w", maintain_order=True):
-            part = tables.get((float(who), float(when)))  # type: ignore[arg-type]
+            part = tables.get((float(who), float(when)))
             if part is None:
-                part = by_client.get((float(who),), mixture)  # type: ignore[arg-type]
+                part = by_client.get((float(who),), mixture)
             share = np.cumsum(part["prob"].to_numpy())
             if not share[-1] > 0:
                 raise TraceError(f"{model.name}: the probabilities of client {who} sum to 0")

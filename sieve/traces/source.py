@@ -12,6 +12,7 @@ import numpy as np
 
 from sieve.arrays import Requests, chain_starts
 from sieve.errors import TraceError
+from sieve.resources import exists
 from sieve.spec.models import ArrivalSpec, TrafficSpec
 from sieve.traces import draw, guidellm, lengths, servegen
 from sieve.traces.faults import Faults
@@ -69,11 +70,7 @@ def find(label: str, base_dir: Path, shipped: Sequence[str]) -> Path | None:
         TraceError: neither a file nor a specification.
     """
     path = base_dir / label
-    try:
-        missing = not path.exists()
-    except (OSError, ValueError):  # a name too long for the file system
-        missing = True
-    if not missing:
+    if exists(path):
         return path
     if "prompt_tokens" in label and guidellm.looks_like(label):
         return None
@@ -253,7 +250,9 @@ def replace_arrivals(requests: Requests, arrival: ArrivalSpec | None, seed: int)
         root, chain = np.unique(chain_starts(requests.previous), return_inverse=True)
         start_s, _ = draw_arrivals(arrival, len(root), rng)
         note = "session starts are replaced by traffic.arrival"
-        return replace(requests, arrival_s=start_s[chain], notes=(*requests.notes, note))
+        arrival_s = start_s[chain]
+        moved = replace(requests, arrival_s=arrival_s, notes=(*requests.notes, note))
+        return moved.take(np.argsort(arrival_s, kind="stable"))
     arrival_s, users = draw_arrivals(arrival, len(requests), rng)
     note = "the source's own arrivals are replaced by traffic.arrival"
     return replace(

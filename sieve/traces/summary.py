@@ -266,7 +266,7 @@ def _windows(
         cv = _tidy(gap_cv(inside)) if enough else None
         if step_s is not None:
             few = end - start < _MIN_GAPS_FOR_CV * step_s
-            cv = _tidy(_step_cv(arrival_s, *((0.0, end_s) if few else (start, end)), step_s))
+            cv = _tidy(_step_cv(arrival_s, 0.0 if few else start, end_s if few else end, step_s))
         windows.append(
             Window(
                 length_s=_tidy(end - start),

@@ -50,7 +50,7 @@ def reasoning_lengths():
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("name", ["chat", "reasoning"])
+@pytest.mark.parametrize("name", ["chat", "rag", "reasoning"])
 def test_drawn_lengths_match_the_summary(name, seed):
     summary, requests = shipped(name), drawn(name, seed)
     for axis in ("input_tokens", "output_tokens"):
@@ -63,7 +63,7 @@ def test_drawn_lengths_match_the_summary(name, seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("name", ["chat", "reasoning"])
+@pytest.mark.parametrize("name", ["chat", "rag", "reasoning"])
 def test_drawn_arrivals_match_the_summary(name, seed):
     summary, requests = shipped(name), drawn(name, seed)
     assert requests.rate_per_s == pytest.approx(summary.rate_per_s, rel=0.03)
@@ -90,11 +90,27 @@ def test_reasoning_says_that_its_arrivals_are_stated():
 
 
 def test_summaries_are_small_and_name_their_source():
-    for name in ("chat", "reasoning"):
+    for name in ("chat", "coding", "rag", "reasoning"):
         size = package_data("traces", "data", f"{name}.json").stat().st_size
         assert size < 60_000
         assert len(shipped(name).origin.sha256) == 64
         assert shipped(name).origin.licence in {"CC-BY-4.0", "Apache-2.0"}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_coding_sessions_grow_as_those_of_the_trace(seed):
+    summary, requests = shipped("coding"), drawn("coding", seed)
+    assert requests.input_tokens.mean() == pytest.approx(summary.input_tokens.mean, rel=0.05)
+    assert np.median(requests.input_tokens) == pytest.approx(summary.input_tokens.p50, rel=0.1)
+    assert np.percentile(requests.input_tokens, 95) == pytest.approx(
+        summary.input_tokens.p95, rel=0.03
+    )
+    assert requests.output_tokens.mean() == pytest.approx(summary.output_tokens.mean, rel=0.05)
+    assert requests.input_tokens.max() <= 120_000
+    reused = 1 - requests.prefix.fewest_computed().sum() / requests.input_tokens.sum()
+    # Sessions that begin after a pause start cold: less than the trace's 95.5 %.
+    assert 0.85 < reused < summary.sessions.hit_ratio
+    assert any("not measured" in note for note in requests.notes)
 
 
 @needs_data
@@ -152,7 +168,11 @@ def test_the_reader_agrees_with_an_independent_one():
 
 @needs_data
 def test_shipped_summaries_are_what_the_build_writes():
-    for make, name in ((build.chat, build.CHAT_FILE), (build.reasoning, build.REASONING_FILE)):
+    for make, name in (
+        (build.chat, build.CHAT_FILE),
+        (build.reasoning, build.REASONING_FILE),
+        (build.rag, build.RAG_FILE),
+    ):
         summary = make(build.read_file(Path(DATA) / name, name))
         path = package_data("traces", "data", f"{summary.name}.json")
         assert path.read_text(encoding="utf-8") == summary.to_json()

@@ -201,3 +201,19 @@ def test_the_life_of_a_rejected_candidate(small_run: Any) -> None:
 def test_no_run_has_no_lives(tmp_path: Path) -> None:
     with pytest.raises(ResultError, match="no finished run"):
         life_of(tmp_path, "x")
+
+
+def test_a_table_of_another_schema_is_refused(tmp_path: Path) -> None:
+    pl.DataFrame({"a": [1]}).write_parquet(
+        tmp_path / "t.parquet", metadata={"sieve_schema_version": "2.0"}
+    )
+    with pytest.raises(ResultError, match=r"'2\.0', this sieve reads '1\.0': a newer sieve"):
+        read_frame(tmp_path, "t.parquet")
+
+
+def test_every_file_of_a_run_says_its_schema(small_run: Any) -> None:
+    for path in small_run.folder.glob("*.parquet"):
+        assert pl.read_parquet_metadata(path)["sieve_schema_version"] == "1.0"
+    assert json.loads((small_run.folder / "result.json").read_text())["schema_version"] == "1.0"
+    first = (small_run.folder / "events.jsonl").read_text().splitlines()[0]
+    assert json.loads(first)["schema_version"] == "1.0"

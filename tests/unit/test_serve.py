@@ -194,6 +194,31 @@ def test_two_runs_side_by_side(client: Client, runs: Path) -> None:
     assert "The resolved specs are equal." in same
 
 
+@pytest.mark.parametrize("place", [".", "nights"])
+def test_a_nightly_history_is_linked_and_may_run_nothing(
+    client: Client, runs: Path, place: str
+) -> None:
+    (runs / place).mkdir(exist_ok=True)
+    (runs / place / "history.html").write_text(f"<p>nights</p>{BAD}", encoding="utf-8")
+    assert f'href="/history/{place}"' in client.get("/").text
+    page = client.get(f"/history/{place}")
+    assert "<p>nights</p>" in page.text
+    policy = page.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'")
+    assert "script-src" not in policy
+    assert policy.endswith("sandbox")
+
+
+@pytest.mark.parametrize("name", ["one", "..", "../nights", "link", "", "nights/history.html"])
+def test_no_other_page_is_a_history(client: Client, runs: Path, name: str) -> None:
+    outside = runs.parent / "nights"
+    outside.mkdir()
+    (outside / "history.html").write_text("secret", encoding="utf-8")
+    (runs / "link").symlink_to(outside)
+    (runs / "one" / "history.html").symlink_to(outside / "history.html")
+    assert client.get(f"/history/{name}").status in {404, 307}
+
+
 def test_an_empty_folder_says_how_to_fill_it(tmp_path: Path) -> None:
     page = Client(make_app(tmp_path, ["*"], "0")).get("/")
     assert "sieve run SPEC --out FOLDER" in page.text
