@@ -346,7 +346,9 @@ def test_fit_command() -> None:
 
 def test_check_command() -> None:
     good = run("check", "qwen3-8b", "--gpu", "h100-sxm")
-    assert (good.exit_code, good.stdout.splitlines()[-1]) == (0, "valid")
+    *_, verdict, following = good.stdout.splitlines()
+    assert (good.exit_code, verdict) == (0, "valid")
+    assert following == "Next    sieve fit qwen3-8b --gpu h100-sxm --tp 1"
     old = ("--engine", "vllm==0.19")
     bad = run("check", "qwen3-235b-a22b-fp8", "--gpu", "h100-sxm", "--tp", "8", *old)
     assert bad.exit_code == 3
