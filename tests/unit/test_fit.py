@@ -346,7 +346,9 @@ def test_fit_command() -> None:
 
 def test_check_command() -> None:
     good = run("check", "qwen3-8b", "--gpu", "h100-sxm")
-    assert (good.exit_code, good.stdout.splitlines()[-2]) == (0, "valid")
+    *_, verdict, following = good.stdout.splitlines()
+    assert (good.exit_code, verdict) == (0, "valid")
+    assert following == "Next    sieve fit qwen3-8b --gpu h100-sxm --tp 1"
     ranks = run("check", "qwen3-30b-a3b", "--gpu", "h100-sxm", "--dp", "4", "--ep", "4")
     last = "Next    sieve fit qwen3-30b-a3b --gpu h100-sxm --tp 1 --ep 4 --dp 4"
     assert (ranks.exit_code, ranks.stdout.splitlines()[-1]) == (0, last)
