@@ -2,11 +2,11 @@
 
 The log error of a prediction, log(measured/predicted), is taken as a sum of biases of the engine
 release, the GPU, the model and their pair (GPU, model, precision), and of the pair's slopes in log
-concurrency, log TP and log prompt length, each shrunk to 0 by its prior deviation: a ridge, in the
-form of Gaussian process regression (Rasmussen and Williams 2006, 2.2). TTFT also has one additive
-host term for a release. What a point's own correction leaves when the point is left out is its
-score; split-conformal bounds (Vovk; Angelopoulos and Bates 2021) come from the scores of a regime
-cell, once it has at least ten.
+batch, log TP and log prompt length around the mean of its points. Each is shrunk to 0 by its prior
+deviation: a ridge, in the form of Gaussian process regression (Rasmussen and Williams 2006, 2.2).
+TTFT also has one additive host term for a release. What the correction of a point by all others
+leaves is its score; split-conformal bounds (Vovk; Angelopoulos and Bates 2021) come from the scores
+of a regime cell, once it has at least ten.
 """
 
 from __future__ import annotations
@@ -31,8 +31,6 @@ NOISE: Final[Mapping[str, float]] = {"tpot": 0.12, "ttft": 0.25}
 """Deviation of a single result."""
 SHARES: Final[Mapping[str, float]] = {"release": 0.15, "gpu": 0.25, "model": 0.25, "pair": 0.35}
 """How the variance of the bias is split among the levels; an even guess, most for the pair."""
-CENTRE: Final = (math.log(32.0), math.log(2.0), math.log(1024.0))
-"""Log batch, TP and prompt length where the slopes add nothing."""
 HOST_STEPS_S: Final = np.arange(-0.03, 0.2005, 0.001)
 HOST_DEVIATION_S: Final = 0.02
 """Prior deviation of the host term."""
@@ -50,6 +48,7 @@ class Fit:
     Attributes:
         kind: `tpot` or `ttft`.
         places: of the n points.
+        centres: by pair, the mean features of its points, where slopes add nothing.
         weights: (n,) inverse covariance of the log errors times them.
         errors: (n,) log errors.
         left_out: (n,) correction of each point by all others.
@@ -57,6 +56,7 @@ class Fit:
 
     kind: str
     places: Sequence[Place]
+    centres: Mapping[tuple[str, ...], FloatArray]
     weights: FloatArray
     errors: FloatArray
     left_out: FloatArray
@@ -66,15 +66,30 @@ class Fit:
         if not self.places:
             return 0.0
         # Not a matrix product: its rounding may depend on the number of threads.
-        return float((_covariance(self.kind, [place], self.places)[0] * self.weights).sum())
+        return float((self._covariance(place)[0] * self.weights).sum())
+
+    def _covariance(self, place: Place) -> FloatArray:
+        return covariance(self.kind, [place], self.places, self.centres)
 
 
-def _features(places: Sequence[Place]) -> FloatArray:
-    values = [(math.log(p.batch), math.log(p.tp), math.log(p.input_tokens)) for p in places]
-    return np.asarray(np.array(values).reshape(-1, 3) - np.array(CENTRE), np.float64)
+def _features(place: Place) -> FloatArray:
+    """Return log batch, log TP and log prompt length, (3,)."""
+    values = math.log(place.batch), math.log(place.tp), math.log(place.input_tokens)
+    return np.array(values, np.float64)
 
 
-def _covariance(kind: str, left: Sequence[Place], right: Sequence[Place]) -> FloatArray:
+def centres_of(places: Sequence[Place]) -> dict[tuple[str, ...], FloatArray]:
+    """Return the mean features of each pair's points."""
+    groups: dict[tuple[str, ...], list[FloatArray]] = {}
+    for place in places:
+        groups.setdefault(place.pair, []).append(_features(place))
+    return {pair: np.asarray(np.mean(rows, axis=0), np.float64) for pair, rows in groups.items()}
+
+
+def covariance(
+    kind: str, left: Sequence[Place], right: Sequence[Place],
+    centres: Mapping[tuple[str, ...], FloatArray],
+) -> FloatArray:  # fmt: skip
     """Return the prior covariance of the log errors at two lists of places, (left, right)."""
 
     def same(key: str) -> FloatArray:
@@ -84,7 +99,11 @@ def _covariance(kind: str, left: Sequence[Place], right: Sequence[Place]) -> Flo
     total = np.zeros((len(left), len(right)))
     for key, share in SHARES.items():
         total += share * BIAS[kind] ** 2 * same(key)
-    slopes = (_features(left)[:, None, :] * _features(right)[None, :, :]).sum(axis=2)
+    first, second = (
+        np.array([_features(p) - centres[p.pair] if p.pair in centres else np.zeros(3)
+                  for p in side]) for side in (left, right)
+    )  # fmt: skip
+    slopes = (first[:, None, :] * second[None, :, :]).sum(axis=2)
     return np.asarray(total + SLOPE[kind] ** 2 * same("pair") * slopes, np.float64)
 
 
@@ -94,15 +113,26 @@ def _level(place: Place, key: str) -> tuple[str, ...]:
     return place.pair if key == "pair" else (str(getattr(place, key)),)
 
 
-def fit_kind(kind: str, places: Sequence[Place], errors: FloatArray) -> Fit:
-    """Return the regression of n log errors at n places."""
+def fit_kind(
+    kind: str, places: Sequence[Place], errors: FloatArray,
+    centres: Mapping[tuple[str, ...], FloatArray] | None = None,
+) -> Fit:  # fmt: skip
+    """Return the regression of n log errors at n places.
+
+    Args:
+        kind: `tpot` or `ttft`.
+        places: of the points.
+        errors: (n,) log errors.
+        centres: of the slopes by pair; by default the points' own.
+    """
     if not len(errors):
         empty = np.zeros(0)
-        return Fit(kind, (), empty, empty, empty)
-    covariance = _covariance(kind, places, places) + NOISE[kind] ** 2 * np.eye(len(errors))
-    inverse = np.linalg.inv(covariance)
+        return Fit(kind, (), {}, empty, empty, empty)
+    centres = centres_of(places) if centres is None else centres
+    whole = covariance(kind, places, places, centres) + NOISE[kind] ** 2 * np.eye(len(errors))
+    inverse = np.linalg.inv(whole)
     weights = np.asarray(inverse @ errors, np.float64)
-    return Fit(kind, places, weights, errors, errors - weights / np.diag(inverse))
+    return Fit(kind, places, centres, weights, errors, errors - weights / np.diag(inverse))
 
 
 def host_term(places: Sequence[Place], measured: FloatArray, predicted: FloatArray) -> float:
@@ -115,10 +145,11 @@ def host_term(places: Sequence[Place], measured: FloatArray, predicted: FloatArr
     """
     if not len(measured):
         return 0.0
-    covariance = _covariance("ttft", places, places) + NOISE["ttft"] ** 2 * np.eye(len(places))
+    prior = covariance("ttft", places, places, centres_of(places))
+    whole = prior + NOISE["ttft"] ** 2 * np.eye(len(places))
     steps = HOST_STEPS_S[-0.5 * predicted.min() < HOST_STEPS_S]
     errors = np.log(measured) - np.log(predicted + steps[:, None])
-    fit = ((errors @ np.linalg.inv(covariance)) * errors).sum(axis=1)
+    fit = ((errors @ np.linalg.inv(whole)) * errors).sum(axis=1)
     return float(steps[np.argmin(fit + (steps / HOST_DEVIATION_S) ** 2)])
 
 
@@ -263,11 +294,15 @@ class Calibration:
             for end in ENDS:
                 ends[end]["itl"] = ends[end]["tpot"]
             basis["itl"] = basis["tpot"]
-        if "tpot" in basis and "ttft" in basis:
+        for tail in ("", "_tail"):
+            if f"tpot{tail}" not in basis or f"ttft{tail}" not in basis:
+                for end in ENDS:
+                    ends[end][f"e2e{tail}"] = getattr(default, end)["e2e"]
+                continue
             for end in ENDS:
-                mixed = ttft_share * ends[end]["ttft"] + (1 - ttft_share) * ends[end]["tpot"]
-                ends[end]["e2e"] = mixed
-            basis["e2e"] = "of TTFT and TPOT"
+                first, rest = ends[end][f"ttft{tail}"], ends[end][f"tpot{tail}"]
+                ends[end][f"e2e{tail}"] = ttft_share * first + (1 - ttft_share) * rest
+            basis[f"e2e{tail}"] = "of TTFT and TPOT"
         assert set(LATENCIES) <= set(ends["low"])
         return ModelError(ends["low"], ends["high"], basis)
 

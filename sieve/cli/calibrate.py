@@ -53,6 +53,9 @@ Candidate = Annotated[
     str | None,
     typer.Option("--candidate", help="Its id, where results do not carry it.", metavar="ID"),
 ]
+Level = Annotated[
+    float | None, typer.Option("--level", help="Load level, where results do not carry it.")
+]
 LeaveOut = Annotated[
     bool, typer.Option("--leave-out", help="Go on without results that are refused.")
 ]
@@ -75,6 +78,7 @@ def calibrate(
     into: Into = None,
     run: RunOption = None,
     candidate: Candidate = None,
+    level: Level = None,
     leave_out: LeaveOut = False,
     as_json: JsonFlag = False,
 ) -> None:
@@ -95,9 +99,9 @@ def calibrate(
     points: list[Point] = []
     if measured:
         stated = Stated(
-            run=run, candidate=candidate, model=model, gpu=gpu, engine=engine, tp=tp, pp=pp, ep=ep,
-            weight_dtype=weight_dtype, kv_cache_dtype=kv_cache_dtype, max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
+            run=run, candidate=candidate, level=level, model=model, gpu=gpu, engine=engine, tp=tp,
+            pp=pp, ep=ep, weight_dtype=weight_dtype, kv_cache_dtype=kv_cache_dtype,
+            max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
         )  # fmt: skip
         report, points = learn(measured, stated, into, leave_out=leave_out)
     pairs = [

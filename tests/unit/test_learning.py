@@ -54,7 +54,7 @@ def bench_of(row: dict[str, Any], factors: dict[str, float] = FACTORS, **more: A
         "model_id": "Qwen/Qwen3-8B", "num_prompts": n, "completed": n, "duration": duration,
         "request_rate": "inf", "total_input_tokens": tokens_in, "total_output_tokens": tokens_out,
         "output_throughput": tokens_out / duration, "date": "20261129-101010",
-        "candidate_id": row["candidate_id"],
+        "candidate_id": row["candidate_id"], "level": "1.0",
     }  # fmt: skip
     for kind, factor in factors.items():
         data[f"median_{kind}_ms"] = 1e3 * factor * row[f"{kind}_p50_s"]
@@ -84,6 +84,32 @@ def test_a_result_finds_its_candidate_and_its_level(run: Path, tmp_path: Path) -
         assert entry["metrics"]["tpot_p50"]["predicted"] == pytest.approx(row["tpot_p50_s"])
         assert entry["metrics"]["tpot_p50"]["error_percent"] == pytest.approx(100 / 1.2 - 100)
     assert "Nothing was written" in call("calibrate", bench, "--run", run).stdout
+
+
+def test_the_level_is_told_by_the_rate_of_answers(run: Path, tmp_path: Path) -> None:
+    row = row_of(run, 0, 0.5)
+    n = 100
+    duration = n / row["requests_per_s"]
+    tokens = round(n * row["mean_output_tokens"])
+    data = bench_of(row, level="", duration=duration, request_throughput=n / duration,
+                    output_throughput=tokens / duration)  # fmt: skip
+    words = ("calibrate", written(tmp_path, data), "--run", run, "--json")
+    (entry,) = json.loads(call(*words).stdout)["results"]
+    assert entry["load"] == "level 0.5"
+    (entry,) = json.loads(call(*words, "--level", "1").stdout)["results"]
+    assert entry["load"] == "level 1"
+    data |= {"duration": 1.0, "request_throughput": float(n), "output_throughput": float(tokens)}
+    written(tmp_path, data)
+    assert "give --level" in str(call(*words).exception)
+
+
+def test_labels_of_a_sweep_name_candidate_and_level(run: Path, tmp_path: Path) -> None:
+    row = row_of(run, 1, 0.5)
+    data = bench_of(row, run_number=0, metadata=f"candidate_id={row['candidate_id']}",
+                    label="level=0.5", candidate_id="unset", level="")  # fmt: skip
+    done = call("calibrate", written(tmp_path, [data]), "--run", run, "--json")
+    (entry,) = json.loads(done.stdout)["results"]
+    assert (entry["candidate_id"], entry["load"]) == (row["candidate_id"], "level 0.5")
 
 
 def test_without_an_id_the_knobs_must_leave_one_candidate(run: Path, tmp_path: Path) -> None:
@@ -154,6 +180,9 @@ def test_a_result_outside_any_run_needs_to_say_its_gpu(run: Path, tmp_path: Path
     assert "says tp 1, but --tp is 8" in str(done.exception)
     done = call("calibrate", written(tmp_path, data), "--gpu", "l40s")
     assert "--gpu is l40s" in str(done.exception)
+    more = data | {"candidate_id": f"{data['candidate_id']}.block_size-32"}
+    done = call("calibrate", written(tmp_path, more))
+    assert "further options (block_size-32)" in str(done.exception)
     del data["candidate_id"]
     done = call("calibrate", written(tmp_path, data))
     assert "give --gpu" in str(done.exception)

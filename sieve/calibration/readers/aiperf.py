@@ -93,7 +93,7 @@ def read_aiperf(data: Mapping[str, Any], file: str, sha256: str) -> Result:
         source_version=text(data, "aiperf_version") or schema,
         date=text(data, "start_time") or text(data, "date"),
         model=_model(settings, data),
-        metadata=metadata_of({**settings, **data}),
+        metadata=metadata_of(settings, data),
         users=_whole(settings, "concurrency"),
         rate_per_s=_positive(settings, "request_rate"),
         num_requests=answered,

@@ -97,7 +97,9 @@ def _result(report: Mapping[str, Any], entry: Any, file: str, where: str, sha256
         source_version=text(metadata or {}, "guidellm_version") or text(metadata or {}, "version"),
         date=text(metadata or {}, "date") or text(entry, "start_time"),
         model=_model(config, report.get("config"), report.get("args"), metadata),
-        metadata=metadata_of({**(metadata or {}), **(config or {}), **_extras(entry)}),
+        metadata=metadata_of(
+            metadata, config, entry.get("extras"), report.get("config"), report.get("args"), report
+        ),
         users=users,
         rate_per_s=rate,
         num_requests=int(answered),
@@ -107,11 +109,6 @@ def _result(report: Mapping[str, Any], entry: Any, file: str, where: str, sha256
         measured=measured,
         notes=(_NOTE,),
     )
-
-
-def _extras(entry: Mapping[str, Any]) -> Mapping[str, Any]:
-    extras = entry.get("extras")
-    return extras if isinstance(extras, dict) else {}
 
 
 def _summary(label: str, metrics: Mapping[str, Any], name: str) -> dict[str, float | None]:

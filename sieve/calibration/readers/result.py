@@ -180,19 +180,39 @@ def rising(where: str, values: Sequence[tuple[str, float | None]]) -> None:
             )
 
 
-def metadata_of(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a result says of its candidate: id, run, level and engine options.
+NAMES: Final = ("candidate_id", "replica_of", "run", "level", "scope")
+"""What the plan's benchmarks say of a result: `scope` is `fleet`, or `replica` for one's share,
+which names its candidate as `replica_of`."""
 
-    A sweep of a plan says it in its label, as `key=value` words. One replica of several is not the
-    candidate: its rates are not the fleet's, so it gets a name that no candidate has.
+
+def metadata_of(*sources: Any) -> dict[str, Any]:
+    """Return what results say of their candidate: `NAMES` and engine options.
+
+    They stand as keys, or as `key=value` texts under `metadata`, `label` or `labels`. The first of
+    the sources that has one counts.
     """
-    words = [word.partition("=") for word in str(data.get("label") or "").split()]
-    said = {key: value for key, sign, value in words if sign} | dict(data)
     found: dict[str, Any] = {}
-    for name in ("candidate_id", "run", "level", *KNOBS):
-        value = said.get(name, said.get(name.replace("_", "-")))
-        if isinstance(value, str | int | float) and value != "":
-            found[name] = value
-    if said.get("replica_of"):
-        found["candidate_id"] = f"one replica of {said['replica_of']}"
+    for source in sources:
+        if not isinstance(source, Mapping):
+            continue
+        for name in ("metadata", "label", "labels"):
+            for key, value in _pairs(source.get(name)).items():
+                if key in NAMES:
+                    found.setdefault(key, value)
+        for name in (*NAMES, *KNOBS):
+            value = source.get(name, source.get(name.replace("_", "-")))
+            known = isinstance(value, str | int | float) and not isinstance(value, bool)
+            if known and value not in {"", "unset"}:
+                found.setdefault(name, value)
+    if "replica_of" in found:
+        found |= {"candidate_id": found.pop("replica_of"), "scope": "replica"}
     return found
+
+
+def _pairs(value: Any) -> dict[str, Any]:
+    """Return `key=value` texts, one or a list, as a mapping; a mapping stays one."""
+    if isinstance(value, Mapping):
+        return {str(k): v for k, v in value.items() if isinstance(v, str | int | float)}
+    texts = value if isinstance(value, list) else [value]
+    words = [word for text in texts if isinstance(text, str) for word in text[:2000].split()]
+    return dict(word.split("=", 1) for word in words if "=" in word)

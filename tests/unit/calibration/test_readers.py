@@ -274,6 +274,15 @@ def test_a_report_of_guidellm_and_its_trap(write: Write) -> None:
     assert any("time_per_output_token_ms" in note for note in found.notes)
 
 
+@pytest.mark.parametrize("labels", [["candidate_id=c", "level=0.5"], {"candidate_id": "c",
+                                                                      "level": "0.5"}])  # fmt: skip
+def test_labels_of_guidellm_name_the_candidate(write: Write, labels: Any) -> None:
+    report = guidellm()
+    report["config"]["labels"] = labels
+    (found,) = read_results(write(report))
+    assert found.metadata == {"candidate_id": "c", "level": "0.5"}
+
+
 def test_an_edited_or_empty_report_of_guidellm_is_refused(write: Write) -> None:
     edited = guidellm()
     edited["benchmarks"][0]["metrics"]["time_to_first_token_ms"]["successful"]["mean"] = 150.0

@@ -33,7 +33,6 @@ CENTRE = Place(
     "vllm", "0.33", H100, "Qwen/Qwen3-8B", "Qwen3ForCausalLM", "bf16", "auto", 2, 1, 1, 32.0,
     1024.0, 256.0, "knee",
 )  # fmt: skip
-"""Where no slope adds anything."""
 
 
 def point(number: int, factor: float = 1.2, place: Place = CENTRE, **changes: Any) -> Point:
@@ -97,7 +96,7 @@ def test_a_point_left_out_is_what_the_others_say() -> None:
     whole = fit_kind("ttft", places, errors)
     for i in range(8):
         rest = [j for j in range(8) if j != i]
-        alone = fit_kind("ttft", [places[j] for j in rest], errors[rest])
+        alone = fit_kind("ttft", [places[j] for j in rest], errors[rest], whole.centres)
         assert whole.left_out[i] == pytest.approx(alone.at(places[i]), abs=1e-9)
 
 

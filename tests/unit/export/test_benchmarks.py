@@ -237,5 +237,7 @@ def test_what_a_sweep_says_of_its_candidate_is_read_back() -> None:
     assert (said["candidate_id"], said["run"]) == (ROW["candidate_id"], "run-1")
     assert float(said["level"]) == 0.5
     of_two = json.loads(vllm_sweep.bench_params([bench()]))
-    assert metadata_of(of_two[0])["candidate_id"] == f"one replica of {ROW['candidate_id']}"
-    assert metadata_of({"replica_of": "x", "level": "1.0"})["candidate_id"] == "one replica of x"
+    shared = metadata_of(of_two[0])
+    assert (shared["candidate_id"], shared["scope"]) == (ROW["candidate_id"], "replica")
+    said = metadata_of({"replica_of": "x", "level": "1.0"})
+    assert said == {"candidate_id": "x", "scope": "replica", "level": "1.0"}

@@ -61,15 +61,3 @@ def test_a_benchmark_of_the_plan_finds_its_candidate_and_level(
     # A prediction of 1 where 1.05 is measured is off by 1/1.05 - 1 = -4.76 %.
     for name in ("ttft_p99", "tpot_p50"):
         assert one["metrics"][name]["error_percent"] == pytest.approx(100 * (1 / SLOWER - 1))
-
-
-def test_one_replica_is_not_taken_for_its_fleet(small_run: Any, tmp_path: Path) -> None:
-    run = Path(small_run.folder)
-    plan = make_plan(run)
-    key = plan.data["runs"][0]["candidate_id"]
-    expected = json.loads(plan.files[f"plan/{key}/expected.json"])
-    said = {"replica_of": key, "run": "small", "level": "1.0", "scope": "replica"}
-    code, found = calibrate(tmp_path, run, result_of(expected, 1.0, **said))
-    assert code == 2
-    assert "one replica of" in found["message"]
-    assert not (tmp_path / "calibration.json").exists()
