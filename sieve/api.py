@@ -122,6 +122,8 @@ class RunResult:
                     }
                 elif name == "options":
                     row |= value
+                elif name == "classes":
+                    row |= {f"verdict_in_{k}": found["verdict"] for k, found in value.items()}
                 elif isinstance(value, dict):
                     row |= {f"{name}_{end}": value[end] for end in ("low", "mid", "high")}
                 else:
@@ -310,7 +312,7 @@ def prepare(
     with _located(spec, "traffic"):
         load = load_traffic if reuse is None else reuse.traffic
         requests = load(spec.run.traffic, seed=spec.run.seed, base_dir=spec.base_dir)
-    if faults := traffic_faults(spec.slos, requests.output_tokens):
+    if faults := traffic_faults(spec.slos, requests):
         raise SpecError(spec.source, faults)
     if spec.run.kernel_tables is not None:
         with _located(spec, "kernel_tables"):
@@ -390,7 +392,7 @@ def result_of(grid: Grid, context: RunContext, outcome: Outcome) -> RunResult:
         "assumptions": [asdict(a) for a in stated(context, outcome)],
         "stages": outcome.stages,
         "answer": answer_of(outcome, context),
-        "ranking": ranking_rows(outcome, context.options),
+        "ranking": ranking_rows(outcome, context.options, context.slos),
         "nearest_misses": misses_of(outcome, context),
         "levels": levels_of(outcome, context),
         "advice": _advice(context, outcome),

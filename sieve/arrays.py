@@ -92,6 +92,8 @@ class Requests:
         delay_s: (n,) seconds, read where there is a previous turn.
         front_end_s: (n,) seconds that a request spends outside the engine before its first token;
             they add to TTFT and E2E. None: nothing is added.
+        priority: (n,) the smaller is the more urgent; None: the traffic does not say. Classes and
+            pools are told apart by it; engines replay first come, first served.
         session: (n,) number of the conversation that a request belongs to, -1 for none; None: the
             source knows no sessions.
         line: (n,) line or row of the source file that a request was read from.
@@ -110,6 +112,7 @@ class Requests:
     previous: IntArray | None = None
     delay_s: FloatArray | None = None
     front_end_s: FloatArray | None = None
+    priority: IntArray | None = None
     session: IntArray | None = None
     line: IntArray | None = None
     num_failed: int = 0
@@ -137,6 +140,7 @@ class Requests:
             previous=previous,
             delay_s=None if self.delay_s is None else self.delay_s[rows],
             front_end_s=None if self.front_end_s is None else self.front_end_s[rows],
+            priority=None if self.priority is None else self.priority[rows],
             session=None if self.session is None else self.session[rows],
             line=None if self.line is None else self.line[rows],
         )

@@ -128,7 +128,7 @@ def replay(
     local = shared.local.get(tuple(row[name] for name in (*FAMILY, "replicas")))
     facts = s5_simulate.row_of(counted, table, settings, kept, wide, local)
     facts["status"] = facts["status"] or _growth(requests, result)
-    windows = windows_table(requests, result, shared.limits, window_s)
+    windows = windows_table(requests, result, shared.limits, window_s, shared.classes)
     prompt = int(counted.input_tokens.sum())
     data: dict[str, Any] = {
         "candidate_id": row["candidate_id"],
@@ -276,7 +276,9 @@ def _comparison(
             routing=shared.routing, seed=shared.seed,
         )  # fmt: skip
         counted, kept = after_warm_up(requests, result, warm_up_s)
-        values = metrics(counted, kept, limits=shared.limits, statistics=statistics)
+        values = metrics(
+            counted, kept, limits=shared.limits, statistics=statistics, classes=shared.classes
+        )
         rows.append({"discipline": name, "status": result.status, **values})
     open_loop = requests.closed_loop_users is None and requests.previous is None
     if open_loop and table.roofline is None and not warm_up_s:

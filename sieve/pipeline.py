@@ -28,8 +28,10 @@ from sieve.perf.replay_cost import ReplayCost, replay_cost
 from sieve.preview import with_preview
 from sieve.ranking.answer import nearest_misses, settle, status_of, winners
 from sieve.ranking.objective import metrics_of
-from sieve.ranking.verdicts import Limit, limits_of
+from sieve.ranking.verdicts import Limit, class_verdicts, limits_of
 from sieve.remedies import with_remedies
+from sieve.spec import SloSet
+from sieve.spec.slo import latency_column
 from sieve.stage import Stage, StageResult, verify
 from stages import STAGES, s5_simulate, s6_rank
 
@@ -37,6 +39,7 @@ _COSTED = 50_000
 """Candidates of a part of a grid whose replay is estimated; they stand for all."""
 WHOLE = 1_000_000
 """A grid of more combinations is searched in blocks, and its run folder holds a part of it."""
+NO_SLOS = SloSet()
 EXIT_CODES = {"answer": 0, "no_fit": 3, "no_slo": 4, "weak_evidence": 5}
 _RANKING_FACTS = (
     "rank", "tie_group", "candidate_id", "gpu", "tp", "pp", "ep", "replicas", "num_gpus",
@@ -261,12 +264,21 @@ def answer_of(outcome: Outcome, context: RunContext) -> dict[str, Any]:
     }
 
 
-def ranking_rows(outcome: Outcome, options: Sequence[str]) -> list[dict[str, Any]]:
-    """Return `ranking` of `result.json`; `options` are the further engine options of the grid."""
+def ranking_rows(
+    outcome: Outcome, options: Sequence[str], slos: SloSet = NO_SLOS
+) -> list[dict[str, Any]]:
+    """Return `ranking` of `result.json`.
+
+    Args:
+        outcome: of all stages.
+        options: further engine options of the grid.
+        slos: the objectives; where they name classes of requests, an entry has `classes`.
+    """
     if not outcome.is_complete:
         return []
     rows = []
-    for row in outcome.ranked.iter_rows(named=True):
+    by_class = class_verdicts(outcome.ranked, slos)
+    for i, row in enumerate(outcome.ranked.iter_rows(named=True)):
         entry = {name: row[name] for name in _RANKING_FACTS}
         entry["replay_of"] = row["replay_of"]
         if options:
@@ -276,6 +288,11 @@ def ranking_rows(outcome: Outcome, options: Sequence[str]) -> list[dict[str, Any
                 "low": row[bound_column(metric, "low")],
                 "mid": row[metric],
                 "high": row[bound_column(metric, "high")],
+            }
+        if by_class:
+            entry["classes"] = {
+                name: {"verdict": found[i], **_of_class(row, slos, name)}
+                for name, found in by_class.items()
             }
         entry["intervals"] = {metric: _sources(row, metric) for metric in METRICS}
         if "correction_tpot" in row:
@@ -291,6 +308,19 @@ def ranking_rows(outcome: Outcome, options: Sequence[str]) -> list[dict[str, Any
         }
         rows.append(entry)
     return rows
+
+
+def _of_class(row: Mapping[str, Any], slos: SloSet, name: str) -> dict[str, Any]:
+    """Return the limited metrics of one class of requests, each with low, mid and high."""
+    own = [slo for slo in slos.limits if slo.group is not None and slo.group.name == name]
+    return {
+        latency_column(slo.metric, slo.statistic): {
+            "low": row[bound_column(slo.column, "low")],
+            "mid": row[slo.column],
+            "high": row[bound_column(slo.column, "high")],
+        }
+        for slo in own
+    }
 
 
 def _sources(row: Mapping[str, Any], metric: str) -> dict[str, dict[str, float]]:
@@ -330,26 +360,28 @@ def levels_of(outcome: Outcome, context: RunContext) -> list[dict[str, Any]]:
         served = (at["status"] == "") & (at["queue_growth"] <= s5_simulate.MAX_GROWTH)
         frame = at.filter(served).join(facts, on="candidate_id", maintain_order="left")
         if frame.is_empty():
-            rows.append({"level": level, **dict.fromkeys(_LEVEL_KEYS)})
+            rows.append({"level": level, **dict.fromkeys(LEVEL_KEYS)})
             continue
         best = s6_rank.in_order(frame, context).head(1)
-        used = {limit.text: _used(best, limit) for limit in limits}
-        nearest = max(used, key=lambda text: used[text], default=None)
-        row = best.row(0, named=True)
-        rows.append(
-            {
-                "level": level,
-                "candidate_id": row["candidate_id"],
-                "verdict": row["verdict"],
-                "nearest": nearest,
-                "used": None if nearest is None else used[nearest],
-                "binds": _what_binds(row),
-            }
-        )
+        rows.append({"level": level, **entry_of(best, limits)})
     return rows
 
 
-_LEVEL_KEYS = ("candidate_id", "verdict", "nearest", "used", "binds")
+def entry_of(best: pl.DataFrame, limits: Sequence[Limit]) -> dict[str, Any]:
+    """Return one candidate's verdict at a load, what comes nearest to breaking, and what binds."""
+    used = {limit.text: _used(best, limit) for limit in limits}
+    nearest = max(used, key=lambda text: used[text], default=None)
+    row = best.row(0, named=True)
+    return {
+        "candidate_id": row["candidate_id"],
+        "verdict": row["verdict"],
+        "nearest": nearest,
+        "used": None if nearest is None else used[nearest],
+        "binds": _what_binds(row),
+    }
+
+
+LEVEL_KEYS = ("candidate_id", "verdict", "nearest", "used", "binds")
 _FULL = 0.95
 
 

@@ -43,7 +43,7 @@ def timeline_of(outcome: Outcome, context: RunContext) -> pl.DataFrame:
     span_s = float(row["makespan_s"] or 0.0)
     if not span_s > 0.0:
         return pl.DataFrame()
-    windows = windows_table(requests, result, shared.limits, span_s / NUM_WINDOWS)
+    windows = windows_table(requests, result, shared.limits, span_s / NUM_WINDOWS, shared.classes)
     return windows.with_columns(
         pl.lit(span_s / NUM_WINDOWS).alias("window_s"),
         pl.lit(row["candidate_id"]).alias("candidate_id"),

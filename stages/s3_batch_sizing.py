@@ -67,9 +67,13 @@ def run(candidates: pl.DataFrame, context: RunContext) -> StageResult:
 
 
 def tpot_limit_s(context: RunContext) -> float | None:
-    """Return the tightest TPOT that the objectives ask of a typical request, or None."""
-    found = [slo.limit for slo in context.slos.limits if slo.metric == "tpot"]
-    found += [1.0 / slo.limit for slo in context.slos.limits if slo.metric == USER_RATE]
+    """Return the tightest TPOT that the objectives ask of a typical request, or None.
+
+    Limits of a class are left to the replay: its requests need not be typical.
+    """
+    limits = [slo for slo in context.slos.limits if slo.group is None]
+    found = [slo.limit for slo in limits if slo.metric == "tpot"]
+    found += [1.0 / slo.limit for slo in limits if slo.metric == USER_RATE]
     gates = [gate for gate in (context.slos.attainment,) if gate is not None]
     found += [gate[1].tpot_s for gate in gates if gate[1].tpot_s is not None]
     return min(found) if found else None
@@ -77,7 +81,8 @@ def tpot_limit_s(context: RunContext) -> float | None:
 
 def _e2e_limit_s(context: RunContext) -> float:
     """Return the tightest end-to-end limit, inf if there is none."""
-    found = [slo.limit for slo in context.slos.limits if slo.metric == "e2e"]
+    limits = [slo for slo in context.slos.limits if slo.group is None]
+    found = [slo.limit for slo in limits if slo.metric == "e2e"]
     return min(found, default=float("inf"))
 
 

@@ -26,14 +26,15 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from sieve.arrays import BoolArray, FloatArray, IntArray
+from sieve.arrays import BoolArray, FloatArray, IntArray, Requests
 from sieve.context import RunContext
 from sieve.formulas.sizing import by_turns, capped, cost_per_mtok, decode_step_s
 from sieve.frames import AXES, num_engines
 from sieve.perf.estimate import Ends, Estimates, Groups, busy_rate_per_s, groups_of
 from sieve.ranking.intervals import End, log_error
 from sieve.ranking.objective import sort_keys
-from sieve.spec.slo import LATENCY_METRICS, USER_RATE
+from sieve.spec.slo import LATENCY_METRICS, USER_RATE, Slo
+from sieve.spec.slo_classes import RequestClass
 from sieve.stage import Stage, StageResult, reject, split
 
 STAGE: Final = Stage(
@@ -92,7 +93,7 @@ def score(candidates: pl.DataFrame, context: RunContext) -> Scored:
         return Scored(hopeful, missing, alone, keys, np.zeros((0, len(hopeful))))
     rows = groups_of(hopeful)
     ends = [_estimates(hopeful, context, sign=sign, rows=rows) for sign in SAFETY]
-    worst = [_shortfalls(end, context).max(axis=0, initial=0.0) for end in ends]
+    worst = [_shortfalls(end, context, implied=False).max(axis=0, initial=0.0) for end in ends]
     single = ~_twins(hopeful, worst[-1], ends[-1], context)
     return Scored(
         hopeful,
@@ -391,13 +392,25 @@ def _latency(ends: Estimates, metric: str, stat: str) -> FloatArray:
     return ends.tpot_s("p50" if metric == "itl" else stat)
 
 
-def _limits(context: RunContext) -> list[tuple[str, str, float, str]]:
+def _limits(context: RunContext, *, implied: bool) -> list[tuple[str, str, float, str]]:
     """Return (metric, statistic, limit, text) of every necessary condition of the objectives.
 
-    An attainment share is a percentile of each of its limits: all at once implies each.
+    An attainment share is a percentile of each of its limits: all at once implies each. What holds
+    for a share of a class holds for that share of the class's share of all requests.
+
+    Args:
+        context: of the run.
+        implied: limits of a class as what they imply for all requests, which is safe to reject by;
+            otherwise as if they held for all, which tells who probably meets them.
     """
     slos = context.slos
-    found = [(s.metric, s.statistic, s.limit, s.text) for s in slos.limits]
+    found = [(s.metric, s.statistic, s.limit, s.text) for s in slos.limits if s.group is None]
+    for slo in slos.limits:
+        if slo.group is not None and not implied:
+            found.append((slo.metric, slo.statistic, slo.limit, slo.text))
+        elif slo.group is not None and slo.statistic != "mean":
+            stat = _of_all(slo, slo.group, context.requests)
+            found.append((slo.metric, stat, slo.limit, slo.text))
     if slos.attainment:
         share, inner = slos.attainment
         stat = f"p{min(share * 100, 99.99):g}"
@@ -408,6 +421,17 @@ def _limits(context: RunContext) -> list[tuple[str, str, float, str]]:
     if slos.goodput:
         found.append(("requests_per_s", "", slos.goodput[0], "goodput: requests/s"))
     return found
+
+
+def _of_all(slo: Slo, group: RequestClass, requests: Requests) -> str:
+    """Return the percentile of all requests that a percentile of a class implies."""
+    counted = np.ones(len(requests), np.bool_)
+    if slo.metric in {"tpot", USER_RATE}:
+        counted = requests.output_tokens > 1  # one-token answers have none
+    share = float(group.members(requests)[counted].mean()) if counted.any() else 0.0
+    percent = float(slo.statistic[1:])
+    percent = share * percent if slo.at_most else 100.0 - share * (100.0 - percent)
+    return f"p{min(max(percent, 0.01), 99.99):g}"
 
 
 def _values(ends: Estimates, metric: str, stat: str) -> FloatArray:
@@ -428,10 +452,10 @@ def _mirrored(stat: str) -> str:
     return "p0.01" if stat == "mean" else f"p{100 - float(stat[1:]):g}"
 
 
-def _shortfalls(ends: Estimates, context: RunContext) -> FloatArray:
+def _shortfalls(ends: Estimates, context: RunContext, *, implied: bool) -> FloatArray:
     """Return by what factor each objective is missed, (objectives, n); at most 1 holds."""
     rows = []
-    for metric, stat, limit, _ in _limits(context):
+    for metric, stat, limit, _ in _limits(context, implied=implied):
         values = _values(ends, metric, stat)
         rows.append(values / limit if metric in LATENCY_METRICS else limit / values)
     return np.array(rows).reshape(len(rows), ends.size)
@@ -441,8 +465,8 @@ def _cut_on_bounds(
     candidates: pl.DataFrame, best: Estimates, context: RunContext
 ) -> tuple[StageResult, BoolArray]:
     """Return candidates whose optimistic end may meet every objective and the rest, and which."""
-    limits = _limits(context)
-    ratios = _shortfalls(best, context)
+    limits = _limits(context, implied=True)
+    ratios = _shortfalls(best, context, implied=True)
     if not limits:
         everyone = np.ones(len(candidates), np.bool_)
         return StageResult(candidates, _no_rows(candidates.drop(STAGE.adds))), everyone

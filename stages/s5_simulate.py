@@ -38,6 +38,7 @@ from sieve.sim.replay import REQUEST_EXCEEDS_CACHE, ReplaySettings
 from sieve.sim.traffic_input import CacheGroup
 from sieve.spec import LatencyLimits
 from sieve.spec.slo import latency_column
+from sieve.spec.slo_classes import RequestClass
 from sieve.stage import Stage, StageResult, split
 from sieve.traces import at_level
 
@@ -81,6 +82,8 @@ class Shared:
     routing: Routing = "round_robin"
     keeps: bool = False
     """Whether fresh replays are returned for a checkpoint."""
+    classes: tuple[RequestClass, ...] = ()
+    """Classes of requests with objectives of their own."""
     local: Mapping[tuple[Any, ...], Local] = field(default_factory=dict)
     """Calibration by family and replicas; empty without one."""
 
@@ -104,7 +107,7 @@ def run(candidates: pl.DataFrame, context: RunContext) -> StageResult:
         return rows
 
     found = context.executor.map_ordered(simulate_job, shared, jobs, labels, on_done)
-    simulations = _with_money(
+    simulations = with_money(
         _simulation_frame(candidates, jobs.bare, found, shared), candidates, context
     )
     at_one = simulations.filter(pl.col("level") == 1.0).drop("level")
@@ -137,7 +140,7 @@ def _pick(mask: pl.Series, yes: object, no: object) -> pl.Series:
 
 def shared_of(candidates: pl.DataFrame, context: RunContext) -> Shared:
     """Return what the replays of these candidates read."""
-    wanted = [(s.metric, s.statistic) for s in context.slos.limits if s.statistic]
+    wanted = [(s.series, s.statistic) for s in context.slos.limits if s.statistic]
     objective = metrics_of(context.spec.run.rank.objective, context.spec.source)
     families = candidates.select(*FAMILY).unique(maintain_order=True).rows()
     return Shared(
@@ -153,6 +156,7 @@ def shared_of(candidates: pl.DataFrame, context: RunContext) -> Shared:
         compared=sampled_metrics(objective),
         routing=context.spec.fleet.routing or "round_robin",
         keeps=context.ledger is not None,
+        classes=context.slos.classes,
         local=_local(candidates, context),
     )
 
@@ -320,9 +324,11 @@ def row_of(
         limits=shared.limits,
         goodput_limits=shared.goodput_limits,
         statistics=shared.statistics,
+        classes=shared.classes,
     )
+    latencies = per_request(requests, result, shared.classes)
     replayed = Replayed(
-        requests, result, per_request(requests, result), values, shared.statistics, evidence,
+        requests, result, latencies, values, shared.statistics, evidence,
         lambda times: (meets(times, shared.limits), meets(times, shared.goodput_limits)),
         error,
     )  # fmt: skip
@@ -390,7 +396,7 @@ def _row_schema(shared: Shared) -> dict[str, pl.DataType]:
     return schema
 
 
-def _with_money(
+def with_money(
     simulations: pl.DataFrame, candidates: pl.DataFrame, context: RunContext
 ) -> pl.DataFrame:
     """Return the simulations with throughput per GPU and cost, each with low and high."""

@@ -207,7 +207,9 @@ def check(
 
         print_check(result)
         if result.ok:
-            next_command("fit", model, "--gpu", gpu, "--tp", tp)
+            further = (("--pp", pp), ("--ep", ep), ("--dp", data_parallel_size))
+            split = [word for flag, size in further if size > 1 for word in (flag, size)]
+            next_command("fit", model, "--gpu", gpu, "--tp", tp, *split)
         else:
             next_command("run", "chat", "--set", f"model={model}", "--set", f"fleet.gpus=[{gpu}]")
     if not result.ok:

@@ -23,6 +23,7 @@ from sieve.cli import (
     evaluate,
     explain,
     fit,
+    fleet,
     nightly,
     plan,
     replay,
@@ -72,6 +73,7 @@ app.command("eval")(evaluate.evaluate)
 app.command("fit")(fit.fit)
 app.command("check")(fit.check)
 app.command("calibrate")(calibrate.calibrate)
+app.add_typer(fleet.app)
 app.add_typer(slim.app)
 app.add_typer(tables.app)
 app.add_typer(trace.app)

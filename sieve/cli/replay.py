@@ -48,8 +48,14 @@ def replay(
     ] = None,
     split: Annotated[
         str | None,
-        typer.Option(help="Lengths that split the pools: 512,2048.", metavar="N,..."),
+        typer.Option(help="Lengths or priorities that split the pools: 512,2048.", metavar="N,..."),
     ] = None,
+    split_by: Annotated[
+        str,
+        typer.Option(
+            help="What is split: total_tokens, input_tokens, output_tokens or priority.",
+        ),
+    ] = "total_tokens",
     warm_up: Annotated[
         float, typer.Option(help="Seconds at the start that are not counted.", metavar="S")
     ] = 0.0,
@@ -86,7 +92,7 @@ def replay(
         "--max-wait": max_wait is not None, "--steps": steps is not None,
         "--requests": requests is not None,
     }  # fmt: skip
-    _refuse_mixed(scaling, pool, split, [name for name, there in given.items() if there])
+    _refuse_mixed(scaling, pool, split, split_by, [name for name, there in given.items() if there])
     for path in (steps, requests):
         if path is not None:
             detail.check_table_path(path)
@@ -105,8 +111,9 @@ def replay(
         from sieve.pools import pools
 
         layouts = pools(
-            spec, candidate, pool, splits=_lengths(split), overrides=overrides or [], level=level
-        )
+            spec, candidate, pool, splits=_lengths(split), by=split_by, overrides=overrides or [],
+            level=level,
+        )  # fmt: skip
         if as_json:
             print_json(layouts)
         else:
@@ -142,13 +149,15 @@ def replay(
         print_replay(report.data, steps=steps, requests=requests)
 
 
-def _refuse_mixed(scaling: int, pool: str | None, split: str | None, given: list[str]) -> None:
+def _refuse_mixed(
+    scaling: int, pool: str | None, split: str | None, split_by: str, given: list[str]
+) -> None:
     """Refuse options that the question asked does not read.
 
     Raises:
         InvalidInput: two questions at once, or an option of another one.
     """
-    if split is not None and pool is None:
+    if (split is not None or split_by != "total_tokens") and pool is None:
         raise InvalidInput("--split splits two pools; add --pool with the second candidate")
     asked = [
         name for name, there in (("--scaling", scaling), ("--pool", pool is not None)) if there
@@ -159,12 +168,12 @@ def _refuse_mixed(scaling: int, pool: str | None, split: str | None, given: list
 
 
 def _lengths(text: str | None) -> list[int]:
-    """Return the lengths of `512,2048`.
+    """Return the splits of `512,2048`.
 
     Raises:
         InvalidInput: something else than whole numbers.
     """
     parts = [] if text is None else text.split(",")
     if not all(part.strip().isdecimal() and len(part) < 10 for part in parts):
-        raise InvalidInput(f"--split {text}: expected lengths in tokens, as in 512,2048")
+        raise InvalidInput(f"--split {text}: expected whole numbers, as in 512,2048")
     return [int(part) for part in parts]

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from sieve.cli.following import next_command
 from sieve.cli.output import JsonFlag, print_json
 
 
@@ -73,6 +74,7 @@ def run(
             print_json(counts)
         else:
             terminal.print_dry_run(counts)
+            next_command("run", spec, *(word for key in overrides for word in ("--set", key)))
         return
     with _progress() as (on_stage, progress, on_block):
         result = api.run(

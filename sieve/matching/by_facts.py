@@ -41,7 +41,8 @@ def by_facts(result: Result, stated: Stated, replays: Replays) -> Point:
         check_model(result, stated.model)
     tp = stated.tp or found.get("tp") or knobs.get("tensor_parallel_size") or 1
     pp = stated.pp or found.get("pp") or knobs.get("pipeline_parallel_size") or 1
-    replicas = int(found.get("replicas", 1))
+    alone = knobs.get("scope") == "replica"
+    replicas = 1 if alone else int(found.get("replicas", 1))
     dtype = stated.weight_dtype or found.get("weight")
     model = stated.model or result.model
     if not model:

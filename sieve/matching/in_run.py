@@ -23,6 +23,8 @@ LENGTHS: Final = 0.2
 RATE: Final = 0.1
 """Relative difference of offered rates from which a result is of another load."""
 SAME_LEVEL: Final = 0.03
+NEAR_RATE: Final = 1.5
+"""Factor between rates of answers up to which the nearest level is taken where none is stated."""
 _AXES: Final = {
     "tensor_parallel_size": "tp", "pipeline_parallel_size": "pp", "max_num_seqs": "max_num_seqs",
     "max_num_batched_tokens": "max_num_batched_tokens", "kv_cache_dtype": "kv_cache_dtype",
@@ -165,7 +167,7 @@ def _level(result: Result, run: Run, simulated: pl.DataFrame, stated: Stated) ->
     elif relative is not None:
         level, how = relative, "level by request_rate"
     else:
-        level, how = _by_throughput(result, simulated), "level by its rate of requests"
+        level, how = _by_throughput(result, simulated)
     near = min(levels, key=lambda v: abs(v - level))
     if abs(near - level) > SAME_LEVEL * level:
         shown = ", ".join(f"{v:g}" for v in levels)
@@ -186,23 +188,21 @@ def _replicas(result: Result, simulated: pl.DataFrame) -> int:
     return int(found["replicas"]) if found else 1
 
 
-def _by_throughput(result: Result, simulated: pl.DataFrame) -> float:
-    """Return the level whose rate of answers comes nearest, 1.0 where there is no choice."""
+def _by_throughput(result: Result, simulated: pl.DataFrame) -> tuple[float, str]:
+    """Return the level whose rate of answers comes nearest; 1.0 where no rate is known."""
     seen = result.measured.get("requests_per_s")
     known = simulated.filter(pl.col("requests_per_s").is_not_null())
-    if len(simulated) == 1 and seen is None:
-        return float(simulated["level"][0])
     if seen is None or known.is_empty():
-        raise ResultError("does not say at which load level it was measured; give --level")
+        return 1.0, "level 1.0 taken: the file states neither level nor rate"
     seen *= _replicas(result, simulated)
     ratio = (known["requests_per_s"] / seen).log().abs()
     place = ratio.arg_min()
-    if place is None or ratio[place] > math.log(1 + RATE):
+    if place is None or ratio[place] > math.log(NEAR_RATE):
         raise ResultError(
             f"does not say at which load level it was measured, and its {seen:.3g} requests/s are "
             "those of none; give --level"
         )
-    return float(known["level"][place])
+    return float(known["level"][place]), "level by its rate of requests"
 
 
 def _same_lengths(result: Result, row: Mapping[str, Any]) -> None:

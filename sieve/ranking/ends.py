@@ -72,7 +72,10 @@ def resampled(replayed: Replayed, draws: noise.Draws) -> dict[str, FloatArray]:
                 out[name] = found[s] * (replayed.values[name] / middle[s])
             continue
         with np.errstate(divide="ignore"):
-            values = 1.0 / tpot if metric == USER_RATE else replayed.latencies[metric]
+            if metric.startswith(USER_RATE):
+                values = 1.0 / replayed.latencies[metric.replace(USER_RATE, "tpot")]
+            else:
+                values = replayed.latencies[metric]
         for s, sample in noise.statistics(draws, values, wanted).items():
             out[latency_column(metric, s)] = sample
     open_loop = requests.closed_loop_users is None and requests.arrival_s[-1] > 0
@@ -147,13 +150,14 @@ def _model_ends(replayed: Replayed, confidence: float) -> dict[str, tuple[float,
     ends: dict[str, tuple[float, float]] = {}
     for metric, statistic in replayed.statistics:
         name = latency_column(metric, statistic)
-        if metric == USER_RATE:
+        base = metric.partition("@")[0]
+        if base == USER_RATE:
             ends[name] = values[name] / high["tpot"], values[name] * low["tpot"]
         else:
-            down, up = (exp(error.at(end, metric, statistic)) for end in ENDS)
+            down, up = (exp(error.at(end, base, statistic)) for end in ENDS)
             ends[name] = values[name] / down, values[name] * up
-    slow = {m: v * high[m] for m, v in replayed.latencies.items()}
-    fast = {m: v / low[m] for m, v in replayed.latencies.items()}
+    slow = {m: v * high[m.partition("@")[0]] for m, v in replayed.latencies.items()}
+    fast = {m: v / low[m.partition("@")[0]] for m, v in replayed.latencies.items()}
     attained, good = zip(*(_shares(replayed, x) for x in (slow, fast)), strict=True)
     slower, faster = (exp(error.at(end, "tpot")) for end in ("high", "low"))
     slower, faster = _rate_ends(replayed.requests, replayed.result, slower, faster)

@@ -68,3 +68,12 @@ def verdicts(frame: pl.DataFrame, limits: list[Limit]) -> list[str]:
     return [
         "clears" if s else "point_only" if p else "misses" for s, p in zip(safe, point, strict=True)
     ]
+
+
+def class_verdicts(frame: pl.DataFrame, slos: SloSet) -> dict[str, list[str]]:
+    """Return the verdict of every row on the limits of each class of requests, by class."""
+    out = {}
+    for group in slos.classes:
+        own = SloSet(tuple(slo for slo in slos.limits if slo.group == group))
+        out[group.name] = verdicts(frame, limits_of(own))
+    return out

@@ -21,6 +21,8 @@ from sieve.report.format import (
 )
 
 MAX_SHAPES: Final = 6
+MAX_RANKED: Final = 100
+"""Rows of the ranking that are looked at for a different ledger."""
 MAX_WINDOWS: Final = 1_000
 _MEMORY: Final = {
     "weight_bytes_per_gpu": ("m-weights", "weights"),
@@ -79,7 +81,7 @@ def ledgers(ranking: Sequence[Row], candidates: pl.DataFrame) -> list[dict[str, 
     """Return one memory bar for each different ledger of the ranking, the leader's first."""
     out: list[dict[str, Any]] = []
     seen = set()
-    for entry in ranking:
+    for entry in ranking[:MAX_RANKED]:
         row = leader.row_of(candidates, entry.get("candidate_id"))
         values = {name: number(row.get(name)) for name in _MEMORY}
         key = (row.get("gpu"), *values.values())

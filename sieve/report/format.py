@@ -171,6 +171,12 @@ def metric_name(metric: str) -> str:
     return " ".join(words)
 
 
+def class_words(row: Mapping[str, Any]) -> str:
+    """Return the verdict on each class of requests, "" where the objectives name none."""
+    found = row.get("classes") or {}
+    return ", ".join(f"{name} {entry['verdict']}" for name, entry in found.items())
+
+
 def metric_value(metric: str, value: Any) -> str:
     """Return the value of a metric named as in a ranking, with its unit."""
     if metric.startswith("usd"):

@@ -168,8 +168,7 @@ def print_scaling(data: Mapping[str, Any]) -> None:
     for row in data["rows"]:
         table.add_row(
             count(row["replicas"]),
-            count(row["num_gpus"]),
-            row["verdict"],
+            row["verdict"].replace("_", " "),
             _known(row["ttft_p99_s"]),
             _known(row["tpot_p99_s"]),
             plain(row["output_tokens_per_s"]),
@@ -201,14 +200,15 @@ def print_pools(data: Mapping[str, Any]) -> None:
     """Print two pools by split beside one pool of as many GPUs."""
     out = console()
     table = Table(box=None, pad_edge=False)
-    names = ("", "split", "GPUs", "TTFT p99", "TPOT p99", "E2E p99", "SLO", "tokens/s")
+    names = ("", "split", "verdict", "TTFT p99", "TPOT p99", "E2E p99", "SLO", "tok/s")
     for name in names:
-        table.add_column(name, justify="right" if name else "left")
+        side: Any = "left" if name in {"", "verdict"} else "right"
+        table.add_column(name, justify=side, no_wrap=True)
     for row in data["rows"]:
         table.add_row(
             row["layout"],
             "-" if row["split"] is None else count(row["split"]),
-            count(row["num_gpus"]),
+            row["verdict"].replace("_", " "),
             *(_known(row[f"{m}_p99_s"]) for m in ("ttft", "tpot", "e2e")),
             whole_share(row["slo_attainment"]),
             plain(row["output_tokens_per_s"]),
@@ -225,13 +225,13 @@ def print_pools(data: Mapping[str, Any]) -> None:
                     plain(part["output_tokens_per_s"]),
                 )
     out.print(table)
-    one = max(row["slo_attainment"] for row in data["rows"] if row["layout"] == "one pool")
     if data["best_split"] is None:
         out.print("No split can be served.")
         return
-    best = next(r for r in data["rows"] if r["split"] == data["best_split"])
-    better = "more" if best["slo_attainment"] > one else "no more"
+    words = "better" if data["better"] else "no better"
     out.print(
-        f"Best split: {count(data['best_split'])} tokens; {better} requests meet the objectives "
-        "than in one pool. The router is taken to know each answer's length."
+        f"Best split: {data['by']} {count(data['best_split'])}; {words} than one pool, by verdict "
+        "and by the share of requests within the objectives."
     )
+    if data["by"] in {"total_tokens", "output_tokens"}:
+        out.print("The router is taken to know each answer's length.")

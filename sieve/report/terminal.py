@@ -33,6 +33,7 @@ from sieve.report.answer import (
     settle_sentence,
 )
 from sieve.report.format import (
+    class_words,
     count,
     data_parallel_ranks,
     deployment,
@@ -175,7 +176,8 @@ def _ranking(rows: Sequence[Mapping[str, Any]]) -> Table:
         style = _VERDICT_STYLE[row["verdict"]]
         table.add_row(
             str(row["rank"]),
-            f"{escape(_shape(row))}\n[dim]{escape(_knobs(row))}[/]",
+            f"{escape(_shape(row))}\n[dim]{escape(_knobs(row))}[/]"
+            + (f"\n[dim]{escape(words)}[/]" if (words := class_words(row)) else ""),
             f"[{style}]{row['verdict']}[/]",
             _ends(row["ttft_p99_s"], lambda x: f"{x * 1e3:,.0f}"),
             _ends(row["tpot_p99_s"], lambda x: f"{x * 1e3:,.1f}"),
@@ -337,9 +339,11 @@ def print_life(life: Mapping[str, Any]) -> None:
         _print_rejection(out, row)
     if life["ranking"]:
         entry = life["ranking"]
+        at_one = [row for row in life["simulations"] if row["level"] == 1.0]
+        known = {**entry, **(at_one[0] if at_one else {})}
         out.print(f"Ranked {entry['rank']} ({entry['verdict']}), evidence {entry['evidence']}")
         for text, limit in limits(life["objectives"]):
-            found = check(text, limit, entry)
+            found = check(text, limit, known)
             out.print(
                 f"  {text}: {found.verdict}, {found.mid} (pessimistic {found.worst}, "
                 f"limit {found.limit})",

@@ -16,6 +16,7 @@ from sieve.report import answer, behaviour, charts, leader, objectives
 from sieve.report.format import (
     UNKNOWN,
     axis_format,
+    class_words,
     count,
     deployment,
     engine_limits,
@@ -237,6 +238,8 @@ def _notes(row: Row) -> str:
     notes = [f"{row['tie']} tie"] if row.get("tie") else []
     if row.get("pareto"):
         notes.append("on the Pareto front of cost, TTFT and TPOT")
+    if words := class_words(row):
+        notes.append(f"by class: {words}")
     return "; ".join(notes)
 
 

@@ -11,7 +11,8 @@ import numpy.typing as npt
 from sieve.arrays import FloatArray, IntArray, Requests, SimResult
 from sieve.errors import InvalidInput
 from sieve.sim._kernels.clock import GAP_FIRST_S, GAP_RATIO
-from sieve.spec.slo import USER_RATE, LatencyLimits, latency_column
+from sieve.spec.slo import USER_RATE, LatencyLimits, in_class, latency_column
+from sieve.spec.slo_classes import RequestClass
 
 BASE_STATISTICS = (
     ("ttft", "p50"),
@@ -23,19 +24,29 @@ BASE_STATISTICS = (
 """Latency statistics that every run reports."""
 
 
-def per_request(requests: Requests, result: SimResult) -> dict[str, FloatArray]:
+def per_request(
+    requests: Requests, result: SimResult, classes: Iterable[RequestClass] = ()
+) -> dict[str, FloatArray]:
     """Return TTFT, TPOT and E2E of every request in seconds as its client sees them, (n,) each.
 
     The rate of a user, `user_rates`, is 1/TPOT.
 
-    TPOT is (E2E - TTFT)/(output tokens - 1) and nan for one-token answers.
+    TPOT is (E2E - TTFT)/(output tokens - 1) and nan for one-token answers. Each class adds its
+    own, `ttft@NAME` and so on, nan for requests outside it.
     """
     outside_s = 0.0 if requests.front_end_s is None else requests.front_end_s
     ttft = result.first_token_s - result.arrival_s + outside_s
     e2e = result.finish_s - result.arrival_s + outside_s
     gaps = requests.output_tokens - 1
     tpot = np.where(gaps > 0, (e2e - ttft) / np.maximum(gaps, 1), np.nan)
-    return {"ttft": ttft, "tpot": tpot, "e2e": e2e}
+    times = {"ttft": ttft, "tpot": tpot, "e2e": e2e}
+    for group in classes:
+        members = group.members(requests)
+        times |= {
+            in_class(metric, group.name): np.where(members, times[metric], np.nan)
+            for metric in ("ttft", "tpot", "e2e")
+        }
+    return times
 
 
 def user_rates(tpot_s: FloatArray) -> FloatArray:
@@ -51,6 +62,7 @@ def metrics(
     limits: LatencyLimits,
     goodput_limits: LatencyLimits | None = None,
     statistics: Iterable[tuple[str, str]] = (),
+    classes: Iterable[RequestClass] = (),
 ) -> dict[str, float]:
     """Return the metrics of one replay by column name; all nan if it could not be served.
 
@@ -60,10 +72,11 @@ def metrics(
         limits: per-request limits of attainment.
         goodput_limits: those of goodput; the same by default.
         statistics: further (metric, statistic) pairs, such as ("itl", "p95").
+        classes: those that `limits` or `statistics` name, as in ("ttft@short", "p99").
     """
     wanted = dict.fromkeys((*BASE_STATISTICS, *statistics))
     served = result.status == ""
-    latencies = per_request(requests, result)
+    latencies = per_request(requests, result, classes)
     out: dict[str, float] = {}
     for metric, statistic in wanted:
         name = latency_column(metric, statistic)
@@ -71,8 +84,9 @@ def metrics(
             out[name] = float("nan")
         elif metric == "itl":
             out[name] = gap_statistic(result.gaps, statistic)
-        elif metric == USER_RATE:
-            out[name] = statistic_of(user_rates(latencies["tpot"]), statistic)
+        elif metric.startswith(USER_RATE):
+            of = latencies[metric.replace(USER_RATE, "tpot")]
+            out[name] = statistic_of(user_rates(of), statistic)
         else:
             out[name] = statistic_of(latencies[metric], statistic)
     span = result.makespan_s if served else float("nan")
@@ -86,13 +100,20 @@ def metrics(
 
 
 def meets(latencies: Mapping[str, FloatArray], limits: LatencyLimits) -> npt.NDArray[np.bool_]:
-    """Return which requests meet every per-request limit, (n,); one-token answers pass TPOT."""
-    ok = np.ones(len(latencies["ttft"]), np.bool_)
+    """Return which requests meet every per-request limit, (n,); one-token answers pass TPOT.
+
+    A request without an answer meets none.
+    """
+    ok = ~np.isnan(latencies["e2e"])
     for metric in ("ttft", "tpot", "e2e"):
         limit = getattr(limits, f"{metric}_s")
         if limit is not None:
-            values = latencies[metric]
-            ok &= (values <= limit) | (np.isnan(values) if metric == "tpot" else False)
+            # Where a latency is unknown the request has no answer, or no gap between tokens.
+            ok &= ~(latencies[metric] > limit)
+        for name, inner in limits.classes:
+            limit = getattr(inner, f"{metric}_s")
+            if limit is not None:
+                ok &= ~(latencies[in_class(metric, name)] > limit)
     return ok
 
 

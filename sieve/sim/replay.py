@@ -49,6 +49,7 @@ def simulate(
     seed: int = 0,
     record_steps: bool = False,
     clock: Clock | None = None,
+    lane: IntArray | None = None,
 ) -> SimResult:
     """Return the replay of `requests` over `replicas` engines that share nothing but a router.
 
@@ -64,6 +65,7 @@ def simulate(
         seed: of random routing.
         record_steps: whether every iteration is kept in the result; takes the slower kernel.
         clock: `clock_of` the table for at least `max_num_seqs`, if it is there already.
+        lane: (n,) the replica of each request, if that is known already; `routing` is not read.
 
     Raises:
         InvalidInput: the table is shorter than the limits, a limit is not positive, or a closed
@@ -78,7 +80,7 @@ def simulate(
         refuse_closed_loop(routing)
     longest = longest_request(requests)
     result = _replayed(
-        requests, table, settings, replicas, routing, seed, longest, record_steps, clock
+        requests, table, settings, replicas, routing, seed, longest, record_steps, clock, lane
     )
     if checking():
         check_replay(requests, result, settings, replicas)
@@ -95,6 +97,7 @@ def _replayed(
     longest: int,
     record_steps: bool,  # noqa: FBT001 - as the caller got it
     clock: Clock | None,
+    lane: IntArray | None,
 ) -> SimResult:
     """Return the replay of checked traffic."""
     users = requests.closed_loop_users
@@ -103,17 +106,23 @@ def _replayed(
     if table.lock_step is not None:
         _check_ranks(settings, routing, replicas, record_steps=record_steps)
     lanes = replicas if users is None else min(replicas, users)
+    if lane is not None:
+        _check_lane(lane, requests, replicas)
     if clock is None:
         clock = clock_of(table, settings.max_num_seqs, longest)
+    elif len(clock.prompt_s) <= longest or len(clock.decode_s) <= settings.max_num_seqs:
+        raise InvalidInput("the clock is shorter than the traffic's longest request or its seats")
     values = settings_array(settings, table, 0, longest)
-    if routing not in STATIC and replicas > 1:
+    if lane is None and routing not in STATIC and replicas > 1:
         everyone = np.arange(len(requests))
         data = _input(requests, everyone, values, clock, settings)
         parts, rows = replay_fleet(data, replicas, routing, requests)
         if not record_steps:
             return _merge(requests, parts, rows)
     else:
-        lane = static_lanes(requests, lanes, routing if routing in STATIC else "round_robin", seed)
+        if lane is None:
+            policy: Routing = routing if routing in STATIC else "round_robin"
+            lane = static_lanes(requests, lanes, policy, seed)
         rows = [np.flatnonzero(lane == k) for k in range(lanes)]
     if record_steps:
         values[layout.RECORD] = layout.RECORD_STEPS
@@ -143,6 +152,22 @@ def _check_ranks(
         raise InvalidInput(f"data-parallel ranks are replayed as fcfs, not {settings.discipline}")
     if record_steps:
         raise InvalidInput("the iterations of data-parallel ranks are not recorded")
+
+
+def _check_lane(lane: IntArray, requests: Requests, replicas: int) -> None:
+    """Refuse replicas by request that leave a request unserved or part a session.
+
+    Raises:
+        InvalidInput: says which.
+    """
+    if len(lane) != len(requests) or ((lane < 0) | (lane >= replicas)).any():
+        raise InvalidInput("every request needs a replica; some have none")
+    if requests.closed_loop_users is not None:
+        raise InvalidInput("replicas by request take open-loop traffic")
+    if requests.previous is not None:
+        turns = np.flatnonzero(requests.previous >= 0)
+        if (lane[turns] != lane[requests.previous[turns]]).any():
+            raise InvalidInput("the turns of a session must stay on one replica")
 
 
 def longest_request(requests: Requests) -> int:

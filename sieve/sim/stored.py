@@ -28,7 +28,7 @@ _COUNTS: Final = (
     "short_of_blocks", "num_idle_steps",
 )  # fmt: skip
 _NOT_REPLAYED: Final = (
-    "source", "sha256", "notes", "front_end_s", "component_evidence",
+    "source", "sha256", "notes", "front_end_s", "component_evidence", "priority",
 )  # fmt: skip
 """Fields of requests and step tables that no replay reads."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -11,6 +12,7 @@ from sieve.arrays import FloatArray, Requests, SimResult
 from sieve.sim._kernels import layout
 from sieve.sim.metrics import meets, per_request
 from sieve.spec import LatencyLimits
+from sieve.spec.slo_classes import RequestClass
 from sieve.units import NS_PER_S
 
 WINDOW_S: Final = 120.0
@@ -74,14 +76,18 @@ def steps_table(result: SimResult) -> pl.DataFrame:
 
 
 def windows_table(
-    requests: Requests, result: SimResult, limits: LatencyLimits, window_s: float = WINDOW_S
+    requests: Requests,
+    result: SimResult,
+    limits: LatencyLimits,
+    window_s: float = WINDOW_S,
+    classes: Sequence[RequestClass] = (),
 ) -> pl.DataFrame:
     """Return one row a window of arrival times: load, latencies, attainment, and what came out.
 
     Latencies are of the requests that arrive in the window; `output_tokens_per_s` counts the
     answers that finish in it; the means of queue, batch and cache are of the first replica.
     """
-    latencies = per_request(requests, result)
+    latencies = per_request(requests, result, classes)
     rows = pl.DataFrame(
         {
             "window": np.floor(result.arrival_s / window_s),

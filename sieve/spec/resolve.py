@@ -124,7 +124,8 @@ def load_spec(
     Args:
         source: path of a spec file, name of a preset (`chat`), or the spec as a mapping.
         overrides: `dotted.key=value` texts, applied in order; values are read as YAML.
-        base_dir: folder for relative paths; default: the file's own, else the current one.
+        base_dir: folder for relative paths; default: the file's own; of a preset or a mapping
+            the current one.
 
     Raises:
         SpecError: every fault of the spec, or of its grid file, at once.
@@ -134,7 +135,9 @@ def load_spec(
         raw, name, base = dict(source), "spec", base_dir or Path.cwd()
     else:
         path = find_spec(source)
-        raw, name, base = load_mapping(path, "run spec", lines), str(path), base_dir or path.parent
+        # Of a preset nothing lies beside it: what overrides name lies where the user is.
+        beside = path.parent if path == Path(source) else Path.cwd()
+        raw, name, base = load_mapping(path, "run spec", lines), str(path), base_dir or beside
     for text in overrides:
         _apply_override(raw, text)
     run, faults = _validate(RunSpec, raw)

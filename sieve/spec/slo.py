@@ -3,27 +3,27 @@
 Definitions: TTFT is first token minus arrival, queueing included; TPOT is per request
 (E2E - TTFT)/(output tokens - 1) and does not exist for one-token answers; ITL pools the gaps
 between tokens over all requests; E2E is last token minus arrival; the rate of a user is 1/TPOT of a
-request in tokens per second, so `p1` of it is what all but one in a hundred get.
+request in tokens per second, so `p1` of it is what all but one in a hundred get. A limit may hold
+for a class of requests alone (`sieve.spec.slo_classes`).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from sieve.errors import Fault, InvalidInput
+from sieve.errors import Fault
+from sieve.spec.slo_classes import RequestClass, parse_class, split_class
 from sieve.spec.slo_forms import GATE_METRICS, from_flags, from_sla
-from sieve.units import parse_quantity
-
-MIN_LIMIT: Final = 1e-6
-MAX_LIMIT: Final = 1e9
-"""Smallest and largest limit, in seconds, tokens or requests per second."""
+from sieve.spec.slo_gates import in_ms, parse_gate, positive
 
 LATENCY_METRICS: Final = ("ttft", "tpot", "itl", "e2e")
 USER_RATE: Final = "output_tokens_per_s_per_user"
 """A rate with a statistic over requests."""
+_BY_REQUEST: Final = ("ttft", "tpot", "e2e", USER_RATE)
+"""Metrics that a class of requests has too; gaps between tokens are counted without a request."""
 RATES: Final = {
     "output_tokens_per_s": "tokens/s",
     "output_tokens_per_s_per_gpu": "tokens/s",
@@ -58,25 +58,33 @@ class Slo:
         statistic: `mean`, `p99` ..., "" for rates of the whole run.
         at_most: True for latencies, False for rates.
         limit: seconds, or tokens or requests per second.
+        group: the class of requests that it holds for; None: all.
     """
 
     metric: str
     statistic: str
     at_most: bool
     limit: float
+    group: RequestClass | None = None
+
+    @property
+    def series(self) -> str:
+        """The metric with its class, such as `ttft` or `ttft@short`."""
+        return self.metric if self.group is None else in_class(self.metric, self.group.name)
 
     @property
     def column(self) -> str:
-        """Name of the metric's column, such as `ttft_p99_s`."""
-        return latency_column(self.metric, self.statistic) if self.statistic else self.metric
+        """Name of the metric's column, such as `ttft_p99_s` or `ttft_p99_in_short_s`."""
+        return latency_column(self.series, self.statistic) if self.statistic else self.metric
 
     @property
     def text(self) -> str:
         """The limit as a user would write it."""
+        before = "" if self.group is None else f"{self.group.text}: "
         if self.at_most:
-            return f"{self.metric}:{self.statistic}<={_seconds(self.limit)}"
+            return f"{before}{self.metric}:{self.statistic}<={_seconds(self.limit)}"
         statistic = f":{self.statistic}" if self.statistic else ""
-        return f"{self.metric}{statistic}>={self.limit:g}"
+        return f"{before}{self.metric}{statistic}>={self.limit:g}"
 
     @property
     def unit(self) -> str:
@@ -86,11 +94,15 @@ class Slo:
 
 @dataclass(frozen=True)
 class LatencyLimits:
-    """Per-request limits of an attainment or goodput gate, in seconds; None where not limited."""
+    """Per-request limits of an attainment or goodput gate, in seconds; None where not limited.
+
+    `classes` holds further limits, (class, limits), for the requests of a class.
+    """
 
     ttft_s: float | None = None
     tpot_s: float | None = None
     e2e_s: float | None = None
+    classes: tuple[tuple[str, LatencyLimits], ...] = ()
 
     @property
     def text(self) -> str:
@@ -124,9 +136,13 @@ class SloSet:
         return out
 
     def limit_on(self, metric: str) -> Slo | None:
-        """Return the tightest limit on a latency metric over its statistics, or None."""
-        found = [slo for slo in self.limits if slo.metric == metric and slo.at_most]
-        return min(found, key=lambda slo: slo.limit) if found else None
+        """Return the tightest limit on a latency of all requests over its statistics, or None."""
+        return self._tightest_on(metric, None)
+
+    @property
+    def classes(self) -> tuple[RequestClass, ...]:
+        """The classes of requests that have limits of their own, in the order given."""
+        return tuple(dict.fromkeys(slo.group for slo in self.limits if slo.group is not None))
 
     def request_limits(self) -> LatencyLimits:
         """Return the limits that goodput is counted with.
@@ -145,17 +161,36 @@ class SloSet:
         return gate[1] if gate else self._tightest()
 
     def _tightest(self) -> LatencyLimits:
-        limits = {m: self.limit_on(m) for m in ("ttft", "tpot", "e2e")}
-        return LatencyLimits(**{f"{m}_s": slo.limit if slo else None for m, slo in limits.items()})
+        inner = tuple((group.name, self._of_class(group)) for group in self.classes)
+        return replace(self._of_class(None), classes=inner)
+
+    def _of_class(self, group: RequestClass | None) -> LatencyLimits:
+        limits = {m: self._tightest_on(m, group) for m in ("ttft", "tpot", "e2e")}
+        found = {m: slo.limit if slo else None for m, slo in limits.items()}
+        return LatencyLimits(found["ttft"], found["tpot"], found["e2e"])
+
+    def _tightest_on(self, metric: str, group: RequestClass | None) -> Slo | None:
+        found = [
+            slo for slo in self.limits
+            if slo.metric == metric and slo.at_most and slo.group == group
+        ]  # fmt: skip
+        return min(found, key=lambda slo: slo.limit) if found else None
+
+
+def in_class(metric: str, name: str) -> str:
+    """Return a metric of one class of requests: `ttft`, `short` -> `ttft@short`."""
+    return f"{metric}@{name}"
 
 
 def latency_column(metric: str, statistic: str) -> str:
     """Return the column of a statistic: `ttft`, `p99.9` -> `ttft_p99_9_s`.
 
-    The statistic stands before the unit: `output_tokens_p1_per_s_per_user`.
+    The statistic stands before the unit, `output_tokens_p1_per_s_per_user`, and so does the class:
+    `ttft@short`, `p99` -> `ttft_p99_in_short_s`.
     """
-    name = statistic.replace(".", "_")
-    return f"output_tokens_{name}_per_s_per_user" if metric == USER_RATE else f"{metric}_{name}_s"
+    base, _, group = metric.partition("@")
+    name = statistic.replace(".", "_") + (f"_in_{group}" if group else "")
+    return f"output_tokens_{name}_per_s_per_user" if base == USER_RATE else f"{base}_{name}_s"
 
 
 def _seconds(value: float) -> str:
@@ -169,7 +204,9 @@ def parse_slos(value: Any, path: str = "slo") -> tuple[SloSet, list[Fault]]:
     gates: dict[str, tuple[float, LatencyLimits]] = {}
     if isinstance(value, Mapping):
         for key, item in value.items():
-            if key == "sla":
+            if key == "classes":
+                _parse_classes(item, f"{path}.classes", limits, faults)
+            elif key == "sla":
                 texts, found = from_sla(item, f"{path}.sla")
                 faults += found
                 for text in texts:
@@ -190,23 +227,12 @@ def parse_slos(value: Any, path: str = "slo") -> tuple[SloSet, list[Fault]]:
                 Fault(path, f"{slo.column} is limited twice: {seen[slo.column]}, {slo.text}")
             )
         seen[slo.column] = slo.text
+    named: dict[str, RequestClass] = {}
+    for group in (slo.group for slo in limits if slo.group is not None):
+        first = named.setdefault(group.name, group)
+        if first != group:
+            faults.append(Fault(path, f"class {group.name!r} is two: {first.text}, {group.text}"))
     return SloSet(tuple(limits), gates.get("attainment"), gates.get("goodput")), faults
-
-
-def _positive(value: Any, unit: str, path: str, faults: list[Fault]) -> float | None:
-    try:
-        number = parse_quantity(value, unit)
-    except InvalidInput as error:
-        faults.append(Fault(path, str(error)))
-        return None
-    if number <= 0:
-        faults.append(Fault(path, f"found {value!r}; a limit must be above 0 to be reachable"))
-        return None
-    if not MIN_LIMIT <= number <= MAX_LIMIT:
-        allowed = f"{MIN_LIMIT:g} to {MAX_LIMIT:g}"
-        faults.append(Fault(path, f"found {value!r}; limits go from {allowed}"))
-        return None
-    return number
 
 
 def _add_limit(
@@ -224,11 +250,11 @@ def _add_limit(
             faults.append(Fault(path, f"percentile {stat!r} must lie above p0 and below p100"))
             return
         at_most = name != USER_RATE
-        number = _positive(value, "s" if at_most else "per_s", path, faults)
+        number = positive(value, "s" if at_most else "per_s", path, faults)
         if number is not None:
             limits.append(Slo(name, stat, at_most=at_most, limit=number))
     elif name in RATES and not stat:
-        number = _positive(value, "per_s", path, faults)
+        number = positive(value, "per_s", path, faults)
         if number is not None:
             limits.append(Slo(name, "", at_most=False, limit=number))
     else:
@@ -249,81 +275,66 @@ def _parse_entry(
     faults: list[Fault],
 ) -> None:
     if key in {"attainment", "goodput"}:
-        _parse_gate(key, item, path, gates, faults)
+        _add_gate(key, item, path, gates, faults)
         return
     match = _KEY.match(key) or _USER_KEY.match(key)
     metric, statistic = (match[1], match[2]) if match else (key, "")
     if match and match.re is _USER_KEY:
         metric = USER_RATE
     elif match and match[3] == "_ms":
-        item = _in_ms(item)
+        item = in_ms(item)
     _add_limit(metric, statistic, item, path, limits, faults)
 
 
-def _in_ms(value: Any) -> Any:
-    """Return a number of milliseconds as a text with its unit; other values stay."""
-    return (
-        f"{value} ms" if isinstance(value, int | float) and not isinstance(value, bool) else value
-    )
-
-
-def _parse_gate(
+def _add_gate(
     kind: str,
     item: Any,
     path: str,
     gates: dict[str, tuple[float, LatencyLimits]],
     faults: list[Fault],
 ) -> None:
-    if kind == "goodput" and isinstance(item, Mapping) and "target_attainment" in item:
-        kind = "attainment"  # a share of requests, whatever the other tool calls it
-    if kind in gates:
-        faults.append(Fault(path, f"{kind} is given twice; one gate of a kind holds"))
-        return
-    target = "share" if kind == "attainment" else "per_s"
-    example = f"{{{target}: {'0.95' if kind == 'attainment' else '4'}, ttft: 2 s, tpot: 50 ms}}"
-    if not isinstance(item, Mapping):
-        faults.append(Fault(path, f"found {item!r}, expected a mapping as {example}"))
-        return
-    values: dict[str, float] = {}
-    named = {"target_attainment": "share", "slo_attainment_fraction": "share"}
-    num_limits = 0
-    for key, value in item.items():
-        name = named.get(str(key), str(key)) if kind == "attainment" else str(key)
-        if name == target:
-            unit = "frac" if kind == "attainment" else "per_s"
-            number = _positive(value, unit, f"{path}.{key}", faults)
-            if number is not None and kind == "attainment" and number > 1:
-                faults.append(Fault(f"{path}.{key}", f"found {value!r}; a share is at most 1"))
-            elif number is not None:
-                values[target] = number
-        elif str(key).removesuffix("_ms") in GATE_METRICS:
-            num_limits += 1
-            _gate_limit(str(key), value, f"{path}.{key}", values, faults)
-        else:
-            text = f"unknown key; allowed are {target}, ttft, tpot, e2e, {USER_RATE}"
-            faults.append(Fault(f"{path}.{key}", text))
-    if target not in item and not named.keys() & item.keys():
-        faults.append(Fault(f"{path}.{target}", f"missing; write it as {example}"))
-    if not num_limits:
-        faults.append(Fault(path, f"needs at least one limit of ttft, tpot, e2e, as {example}"))
-    if target in values:
-        share = values.pop(target)
-        gates[kind] = (share, LatencyLimits(**values))
+    if found := parse_gate(kind, item, path, gates, faults):
+        values = found[2]
+        limits = LatencyLimits(values.get("ttft_s"), values.get("tpot_s"), values.get("e2e_s"))
+        gates[found[0]] = (found[1], limits)
 
 
-def _gate_limit(
-    key: str, value: Any, path: str, values: dict[str, float], faults: list[Fault]
+def _parse_classes(value: Any, path: str, limits: list[Slo], faults: list[Fault]) -> None:
+    """Note the limits of `classes: {short: {where: input_tokens<512, ttft_p99: 2 s}}`."""
+    example = "{short: {where: input_tokens<512, ttft_p99: 2 s}}"
+    if not isinstance(value, Mapping) or not value:
+        faults.append(Fault(path, f"found {value!r}, expected classes by name as {example}"))
+        return
+    for name, item in value.items():
+        at = f"{path}.{name}"
+        if not isinstance(item, Mapping) or "where" not in item:
+            faults.append(Fault(f"{at}.where", f"missing; write the class as {example}"))
+            continue
+        group = parse_class(name, item["where"], at, faults)
+        own: list[Slo] = []
+        gates: dict[str, tuple[float, LatencyLimits]] = {}
+        for key, entry in item.items():
+            if key != "where":
+                _parse_entry(str(key), entry, f"{at}.{key}", own, gates, faults)
+        if len(item) == 1:
+            faults.append(Fault(at, f"has no limit; write the class as {example}"))
+        _add_to_class(group, own, gates, at, limits, faults)
+
+
+def _add_to_class(
+    group: RequestClass | None,
+    own: list[Slo],
+    gates: Mapping[str, Any],
+    path: str,
+    limits: list[Slo],
+    faults: list[Fault],
 ) -> None:
-    """Note one per-request limit; the least rate of a user is the largest TPOT."""
-    name = GATE_METRICS[key.removesuffix("_ms")]
-    is_rate = name == USER_RATE
-    item = _in_ms(value) if key.endswith("_ms") else value
-    number = _positive(item, "per_s" if is_rate else "s", path, faults)
-    column = "tpot_s" if is_rate else f"{name}_s"
-    if column in values:
-        faults.append(Fault(path, f"{column.removesuffix('_s')} is limited twice in one gate"))
-    elif number is not None:
-        values[column] = 1.0 / number if is_rate else number
+    """Note the limits of one class: only what is counted request by request has classes."""
+    for name in [*gates, *(slo.metric for slo in own if slo.metric not in _BY_REQUEST)]:
+        allowed = f"ttft, tpot, e2e and {USER_RATE} with a statistic"
+        faults.append(Fault(path, f"{name} is not counted by class; a class takes {allowed}"))
+    if group is not None:
+        limits += [replace(slo, group=group) for slo in own]
 
 
 def _parse_text(
@@ -357,7 +368,14 @@ def _parse_text(
             if inner[1] in item:
                 faults.append(Fault(path, f"{inner[1]} is limited twice in one gate"))
             item[inner[1]] = inner[3]
-        _parse_gate(gate[1], item, path, gates, faults)
+        _add_gate(gate[1], item, path, gates, faults)
+        return
+    if parts := split_class(text):
+        group = parse_class(parts[0], parts[1], path, faults)
+        own: list[Slo] = []
+        its_gates: dict[str, tuple[float, LatencyLimits]] = {}
+        _parse_text(parts[2], path, own, its_gates, faults)
+        _add_to_class(group, own, its_gates, path, limits, faults)
         return
     match = _TEXT.match(text)
     if match is None:
@@ -365,7 +383,8 @@ def _parse_text(
             Fault(
                 path,
                 f"cannot read {text!r}; forms are 'ttft:p99<=500ms', 'output_tokens_per_s>=5000', "
-                "'attainment(ttft<=2s,tpot<=50ms)>=0.95', 'goodput(ttft<=2s)>=4/s'",
+                "'attainment(ttft<=2s,tpot<=50ms)>=0.95', 'goodput(ttft<=2s)>=4/s', "
+                "'short(input_tokens<512): ttft:p99<=2s'",
             )
         )
         return

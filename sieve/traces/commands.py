@@ -55,7 +55,7 @@ def inspect_traffic(
     return data
 
 
-def summary_of(requests: Requests, window_s: float = WINDOW_S) -> Summary:
+def summary_of(requests: Requests) -> Summary:
     """Return the statistics of traffic that regenerate it; no request and no text is in them.
 
     Raises:
@@ -72,7 +72,7 @@ def summary_of(requests: Requests, window_s: float = WINDOW_S) -> Summary:
             sha256=requests.sha256,
             date="",
         ),
-        window_s=window_s,
+        window_s=WINDOW_S,
     )
 
 

@@ -20,7 +20,14 @@ from sieve.arrays import FloatArray, Requests
 from sieve.errors import TraceError
 from sieve.traces import jsonl
 from sieve.traces.files import TraceFile
-from sieve.traces.records import Records, block_lists, check_range, session_codes, to_requests
+from sieve.traces.records import (
+    Records,
+    block_lists,
+    check_range,
+    session_codes,
+    to_requests,
+    whole_numbers,
+)
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,7 @@ _SCHEMA: Final[Mapping[str, pl.DataType]] = {
     "input_length": jsonl.COUNT,
     "output_length": jsonl.COUNT,
     "hash_ids": jsonl.IDS,
+    "priority": jsonl.COUNT,
 }
 _LITERAL: Final = ("text_input", "messages", "payload")
 
@@ -85,6 +93,7 @@ def read(file: TraceFile, form: Form) -> Requests:
             delay_s=_seconds(frame["delay"], form),
             session=session_codes(frame["session_id"]),
             blocks=block_lists(frame["hash_ids"], rows, form.block_tokens, file),
+            priority=whole_numbers(frame["priority"], rows, file),
             unit=form.unit,
             names={"blocks": "hash_ids"},
             notes=tuple(notes),

@@ -57,6 +57,7 @@ class Records:
         delay_s: (n,) seconds after the previous turn's answer, nan where none is stated.
         session: (n,) session numbers, -1 where there is none.
         blocks: prefix blocks of the prompts.
+        priority: (n,) the smaller is the more urgent.
         unit: of the file's times, for messages.
         names: what the file calls `time`, `output` and `blocks`, for messages.
         notes: what the reader has to say.
@@ -70,6 +71,7 @@ class Records:
     delay_s: FloatArray | None = None
     session: IntArray | None = None
     blocks: Blocks | None = None
+    priority: IntArray | None = None
     unit: str = "s"
     names: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -116,6 +118,7 @@ def to_requests(records: Records) -> Requests:
         previous=previous if turns else None,
         delay_s=delay_s if turns else None,
         session=records.session,
+        priority=records.priority,
         line=records.rows + file.first_row,
         num_failed=int((~answered).sum()),
     )
@@ -143,6 +146,25 @@ def _session_notes(records: Records, turns: int) -> list[str]:
                 "router sees each as a request of its own"
             )
     return notes
+
+
+def whole_numbers(series: pl.Series, rows: IntArray, file: TraceFile) -> IntArray | None:
+    """Return a column of whole numbers, (n,); None if no row has one.
+
+    Raises:
+        TraceError: some rows have one and others none.
+    """
+    if series.is_null().all():
+        return None
+    name = series.name
+    file.faults.check(
+        series.is_null().to_numpy(),
+        rows,
+        f"{name}: missing",
+        lambda i: f"{file.where(int(rows[i]))}: no {name}; expected one on every line or on none",
+        file.first_row,
+    )
+    return np.asarray(series.fill_null(0).to_numpy(), np.int64)
 
 
 def session_codes(names: pl.Series) -> IntArray | None:

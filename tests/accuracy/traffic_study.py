@@ -219,6 +219,9 @@ def page(found: list[list[str]]) -> str:
     within = sum(row[-1] == "yes" for row in found)
     table = [HEAD, tuple("---" for _ in HEAD), *found]
     lines = "\n".join("| " + " | ".join(row) + " |" for row in table)
+    missing = [case.name for case in CASES if case.name not in {row[0] for row in found}]
+    if missing:
+        lines += f"\n\nNot replayed for this page: {'; '.join(missing)}."
     return f"""# Traffic drawn from a summary, held against the trace
 
 Written by `SIEVE_DATA=FOLDER python tests/accuracy/traffic_study.py`. Each trace is summarised as

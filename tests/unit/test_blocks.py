@@ -25,7 +25,6 @@ from sieve.parallel import LocalExecutor, RayExecutor
 from sieve.pipeline import Outcome, candidates_table, run_grid
 from sieve.results import life_of
 from sieve.spec import load_spec
-from stages import s4_shortlist
 
 Make = Callable[..., dict[str, Any]]
 AXES = {
@@ -103,7 +102,7 @@ def test_the_whole_is_a_grid_where_every_stage_rejects(whole: tuple[Grid, Outcom
 def test_candidates_left_behind_are_dropped_on_the_way(
     spec: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(s4_shortlist, "DEPTH", 1)
+    spec = {**spec, "shortlist": {"size": 1, "per_family": 1, "preview": 0}}
     _, expected, _ = outcome(spec)
     narrowed: list[int] = []
     narrow = blocks._narrow
@@ -113,7 +112,7 @@ def test_candidates_left_behind_are_dropped_on_the_way(
         narrow(grid, merged, context)
         narrowed.append(before - len(merged.leading[0]))
 
-    monkeypatch.setattr(blocks, "LEADING", 20)
+    monkeypatch.setattr(blocks, "LEADING", 5)
     monkeypatch.setattr(blocks, "_narrow", counted)
     grid, found, _ = outcome(spec, whole=0, block=40)
     assert_same(grid, found, expected)

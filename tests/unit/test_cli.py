@@ -332,7 +332,7 @@ def test_every_command_of_the_contract_exists() -> None:
     assert available == {
         "run", "batch", "nightly", "compare", "explain", "plan", "calibrate", "replay", "fit",
         "check", "bound", "slim", "trace", "tables", "models", "gpus", "engines", "verify", "eval",
-        "report", "serve", "schema",
+        "report", "serve", "schema", "fleet",
     }  # fmt: skip
 
 

@@ -29,7 +29,10 @@ COMMANDS = [
     line.removeprefix("$ ")
     for page in (
         ROOT / "README.md",
-        *(ROOT / "docs" / f"{name}.md" for name in ("replay", "plan", "traffic", "tutorial")),
+        *(
+            ROOT / "docs" / f"{name}.md"
+            for name in ("replay", "fleet", "plan", "traffic", "tutorial")
+        ),
         *sorted((ROOT / "docs").glob("howto_*.md")),
     )
     for text in blocks(page, "console")
@@ -57,7 +60,7 @@ def test_commands_of_the_documents_run(monkeypatch, tmp_path):
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     for line in COMMANDS:
         args = shlex.split(line)[1:]
-        if args[0] in {"run", "replay"}:
+        if args[0] in {"run", "replay", "fleet"}:
             args += ["--set", "traffic.requests=100"]
         done = CliRunner().invoke(app, args)
         allowed = {0, 3, 4, 5} if args[0] == "fit" else {0, 4, 5}  # a page shows what does not fit

@@ -346,7 +346,15 @@ def test_fit_command() -> None:
 
 def test_check_command() -> None:
     good = run("check", "qwen3-8b", "--gpu", "h100-sxm")
-    assert (good.exit_code, good.stdout.splitlines()[-1]) == (0, "valid")
+    *_, verdict, following = good.stdout.splitlines()
+    assert (good.exit_code, verdict) == (0, "valid")
+    assert following == "Next    sieve fit qwen3-8b --gpu h100-sxm --tp 1"
+    ranks = run("check", "qwen3-30b-a3b", "--gpu", "h100-sxm", "--dp", "4", "--ep", "4")
+    last = "Next    sieve fit qwen3-30b-a3b --gpu h100-sxm --tp 1 --ep 4 --dp 4"
+    assert (ranks.exit_code, ranks.stdout.splitlines()[-1]) == (0, last)
+    refused = run("check", "qwen3-8b", "--gpu", "h100-sxm", "--dp", "2")
+    assert refused.exit_code == 3
+    assert "use replicas" in " ".join(refused.stdout.split())
     old = ("--engine", "vllm==0.19")
     bad = run("check", "qwen3-235b-a22b-fp8", "--gpu", "h100-sxm", "--tp", "8", *old)
     assert bad.exit_code == 3

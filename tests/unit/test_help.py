@@ -67,6 +67,11 @@ def test_a_file_of_that_name_comes_before_the_preset(tmp_path: Any, monkeypatch:
     assert find_spec("chat") == Path("chat")
 
 
+def test_a_path_given_to_a_preset_is_where_the_user_is(tmp_path: Any, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load_spec("chat", overrides=["model=config.json"]).base_dir == tmp_path
+
+
 @pytest.mark.parametrize("name", ["chatt", "reasonning"])
 def test_a_mistyped_preset_names_the_nearest(name: str) -> None:
     with pytest.raises(SpecError, match=r"no preset; nearest preset: (chat|reasoning)"):

@@ -1,7 +1,7 @@
 """Several replicas in one loop over arrivals, compiled: who gets each request.
 
-Every replica is brought up to an arrival's time before it is routed, so the router sees what runs
-and waits there in that moment.
+The router sees what runs and waits in every replica at the time of an arrival. A replica is brought
+up to that time unless it is known that nothing ends or waits there until then: its load stands.
 """
 
 from __future__ import annotations
@@ -11,18 +11,30 @@ from typing import Final
 import numpy as np
 
 from sieve.sim._kernels import inlined, jit
+from sieve.sim._kernels.clock import HOST_DECODE, whole_ns
 from sieve.sim._kernels.events import (
     FREE,
     NEVER,
+    V_CALL,
+    V_DECODES,
     V_IN_FLIGHT,
+    V_MID,
     V_NOW,
     V_NUM_DUE,
+    V_NUM_RUNNING,
     V_NUM_WAITING,
     V_STATIC,
     V_UNFINISHED,
     advance,
 )
-from sieve.sim._kernels.layout import NUM_BLOCKS
+from sieve.sim._kernels.layout import (
+    ASYNC,
+    BLOCK_SIZE,
+    CLOCK,
+    CLOCK_LINEAR,
+    NUM_BLOCKS,
+    STEP_BASE_NS,
+)
 
 LEAST_LOADED: Final = 1
 PREFIX_AFFINITY: Final = 2
@@ -31,6 +43,8 @@ _WAITING_WEIGHT: Final = 6.0
 _USAGE_FROM: Final = 0.5
 _LOAD_FACTOR: Final = 2.0
 _LOAD_SLACK: Final = 4.0
+_LOOK_AHEAD: Final = 256
+"""Calls in which the next ending of a replica is looked for."""
 
 
 @inlined
@@ -43,6 +57,43 @@ def _load(k, settings, values, order_count, all_cache):
         usage = 1.0 - all_cache[k, FREE] / (settings[NUM_BLOCKS] - 1)
         load += waiting * _WAITING_WEIGHT * max(usage - _USAGE_FROM, 0.0)
     return load
+
+
+@inlined
+def _quiet_until(k, settings, values, order_count, all_cache, all_ends, clock):
+    """Return a time up to which the load of replica k surely stays as it is.
+
+    Only where all that runs is decoding, nothing waits or is due, and blocks are left for every
+    call: then no call before the next ending changes what is unfinished. Such calls take at least
+    their share that does not grow with the context.
+    """
+    now = values[k, V_NOW]
+    decodes = values[k, V_DECODES]
+    ahead = settings[ASYNC] != 0
+    call = values[k, V_CALL]
+    last = all_ends.shape[1] - 1
+    if (
+        decodes == 0
+        or values[k, V_MID] >= 0
+        or values[k, V_NUM_WAITING] > 0
+        or values[k, V_NUM_RUNNING] != decodes
+        or values[k, V_NUM_DUE] > 0
+        or values[k, V_STATIC] < order_count[k]
+        or values[k, V_IN_FLIGHT] != (1 if ahead else 0)
+        or (ahead and all_ends[k, call & last, 0] >= 0)
+    ):
+        return now
+    calls = 0
+    while calls < _LOOK_AHEAD and all_ends[k, (call + 1 + calls) & last, 0] < 0:
+        calls += 1
+    if calls < 2 or all_cache[k, FREE] < decodes * (calls // settings[BLOCK_SIZE] + 1):
+        return now
+    if settings[CLOCK] == CLOCK_LINEAR:
+        least = settings[STEP_BASE_NS]
+    else:
+        part = clock.decode_token_s[decodes] + clock.head_s[decodes]
+        least = whole_ns(part + clock.scalars[HOST_DECODE]) - 1
+    return now + (calls - 1) * max(least, 0)
 
 
 @jit
@@ -68,6 +119,7 @@ def route(  # noqa: D417 - the rest: `events.advance`
     unless its load is more than twice the least of all and more than four above it.
     """
     replicas = len(order_count)
+    quiet = np.zeros(replicas, np.int64)
     for i in range(len(requests)):
         r = requests[i]
         at = arrival[r]
@@ -75,11 +127,15 @@ def route(  # noqa: D417 - the rest: `events.advance`
         least_load = 0.0
         for j in range(replicas):
             k = (i + j) % replicas
-            if values[k, V_NOW] < at and (
-                values[k, V_UNFINISHED] > 0
-                or values[k, V_IN_FLIGHT] > 0
-                or values[k, V_NUM_DUE] > 0
-                or values[k, V_STATIC] < order_count[k]
+            if (
+                quiet[k] < at
+                and values[k, V_NOW] < at
+                and (
+                    values[k, V_UNFINISHED] > 0
+                    or values[k, V_IN_FLIGHT] > 0
+                    or values[k, V_NUM_DUE] > 0
+                    or values[k, V_STATIC] < order_count[k]
+                )
             ):
                 advance(
                     k, at, settings, arrival, prompt, order, order_count, child_start, child,
@@ -88,6 +144,9 @@ def route(  # noqa: D417 - the rest: `events.advance`
                     all_edge_count, all_cache, all_node, all_stack, all_reg, table, all_running,
                     all_queue, all_due_at, all_due, all_batch,
                 )  # fmt: skip
+                quiet[k] = _quiet_until(
+                    k, settings, values, order_count, all_cache, all_ends, clock
+                )
             load = _load(k, settings, values, order_count, all_cache)
             if least < 0 or load < least_load:
                 least = k
@@ -117,6 +176,7 @@ def route(  # noqa: D417 - the rest: `events.advance`
                 seen[chain[j]] |= bit
         order[chosen, order_count[chosen]] = r
         order_count[chosen] += 1
+        quiet[chosen] = 0
     for k in range(replicas):
         advance(
             k, NEVER, settings, arrival, prompt, order, order_count, child_start, child, delay,

@@ -13,7 +13,7 @@ import pytest
 
 from sieve.frames import METRICS, bound_column
 from sieve.report.html import render_report
-from sieve.report.view import MAX_ROWS
+from sieve.report.view import MAX_POINTS, MAX_ROWS
 
 LEVELS = (0.5, 1.0, 1.5)
 HOSTILE = "<script>alert(1)</script>\"'&\n</title><svg onload=x>{{ 7*7 }}"
@@ -309,6 +309,15 @@ def test_many_rows_are_cut_and_said_to_be():
     page = render_report(*run("answer", ("clears",) * 200))
     assert len(page.encode()) < 1_000_000
     assert f"The first {MAX_ROWS} of 200 ranked candidates" in text_of(page)
+
+
+def test_a_run_that_replayed_everything_stays_below_six_megabytes():
+    result, candidates, simulations = run()
+    rows = [dict(result["ranking"][0], candidate_id=f"c{i}") for i in range(MAX_POINTS + 1)]
+    page = render_report({**result, "ranking": rows}, candidates, simulations)
+    assert len(page.encode()) < 6_000_000
+    assert f"The first {MAX_POINTS:,} of {MAX_POINTS + 1:,}." in page
+    assert page.count('<g class="mark') < 2 * (MAX_POINTS + MAX_ROWS)
 
 
 def test_every_chart_has_a_title_and_a_description():

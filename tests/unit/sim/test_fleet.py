@@ -9,6 +9,8 @@ import pytest
 
 from sieve.arrays import PrefixBlocks, Requests
 from sieve.errors import InvalidInput
+from sieve.sim._kernels import events, layout
+from sieve.sim.events_state import arguments, new_state
 from sieve.sim.fleet import replay_fleet, roots_of, static_lanes
 from sieve.sim.replay import ReplaySettings, _input, simulate
 from sieve.sim.traffic_input import clock_of, settings_array
@@ -144,3 +146,51 @@ def test_iterations_of_a_routed_fleet_are_recorded(tables):
     assert loud.steps is not None
     assert len(loud.steps) == silent.num_steps
     assert np.array_equal(loud.finish_s, silent.finish_s)
+
+
+def every_replica_brought_up(data, replicas):
+    """Return who gets each request when all replicas are advanced at every arrival, in Python."""
+    state = new_state(data, replicas)
+    n = len(data.arrival)
+    order, count = np.zeros((replicas, n), np.int64), np.zeros(replicas, np.int64)
+    given = arguments(data, state, order, count)
+    usable = int(data.settings[layout.NUM_BLOCKS]) - 1
+    lane = np.full(n, -1)
+    own = np.flatnonzero(data.arrival >= 0)
+    for i, r in enumerate(own[np.argsort(data.arrival[own], kind="stable")]):
+        loads = np.zeros(replicas)
+        for k in range(replicas):
+            events.advance(k, int(data.arrival[r]), *given)
+            pending = count[k] - state.values[k, events.V_STATIC]
+            waiting = state.values[k, events.V_NUM_WAITING] + pending
+            used = 1 - state.cache[k, events.FREE] / usable
+            loads[k] = state.values[k, events.V_UNFINISHED] + pending
+            loads[k] += waiting * 6 * max(used - 0.5, 0)
+        scan = (i + np.arange(replicas)) % replicas
+        lane[r] = scan[np.argmin(loads[scan])]
+        order[lane[r], count[lane[r]]] = r
+        count[lane[r]] += 1
+    return lane
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("caching", [False, True])
+def test_a_replica_left_alone_has_the_load_that_is_assumed(tables, ahead, caching):
+    table = tables.affine(base=0.05, per_token=0.002, per_context=1e-5)
+    for seed in range(8):
+        requests = traffic(seed, sessions=bool(seed % 2))
+        if seed % 3 == 0:  # long answers: many calls in which nothing ends
+            requests = replace(requests, output_tokens=requests.output_tokens * 9)
+        limits = settings_(
+            num_gpu_blocks=40 + 40 * (seed % 4), async_scheduling=ahead, prefix_caching=caching
+        )
+        longest = int((requests.input_tokens + requests.output_tokens).max())
+        limits = replace(limits, num_gpu_blocks=max(limits.num_gpu_blocks, longest // 4 + 1))
+        values = settings_array(limits, table, 0, longest)
+        clock = clock_of(table, limits.max_num_seqs, longest)
+        data = _input(requests, np.arange(len(requests)), values, clock, limits)
+        _, rows = replay_fleet(data, 4, "least_loaded", requests)
+        lane = every_replica_brought_up(data, 4)
+        lane = lane[roots_of(requests.previous, len(requests))]
+        for k, share in enumerate(rows):
+            assert share.tolist() == np.flatnonzero(lane == k).tolist(), (seed, k)

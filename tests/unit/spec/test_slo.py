@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from sieve.arrays import Requests
 from sieve.spec import LatencyLimits, Slo, SloSet
 from sieve.spec.slo import parse_slos
 from sieve.spec.slo_traffic import traffic_faults
@@ -266,5 +268,6 @@ def test_each_gate_has_its_own_limits() -> None:
 )
 def test_one_token_answers_show_no_gaps(value: Any, shown: bool) -> None:
     slos = read(value)
-    assert (traffic_faults(slos, np.array([1, 1])) == []) is shown
-    assert traffic_faults(slos, np.array([1, 2])) == []
+    ones = Requests(np.zeros(2), np.ones(2, np.int64), np.array([1, 1]))
+    assert (traffic_faults(slos, ones) == []) is shown
+    assert traffic_faults(slos, replace(ones, output_tokens=np.array([1, 2]))) == []
