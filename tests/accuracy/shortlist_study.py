@@ -136,8 +136,8 @@ WORDS: Final = (
     "one combination the best family is given up after the first round (29 % regret); the likely",
     "cause, not checked, is that each shape enters with one token budget. Smaller races lost",
     "others: two of each family one (9.9 %: the precision that held was not among them). The",
-    "rounds were found on these combinations, so none is held out. `per_family` bounds the share of",
-    "the top five: they are often of one family, of which three may stay. One combination is met by",
+    "rounds were found on these combinations, so none is held out. `per_family` bounds the share",
+    "of the top five: often of one family, of which three may stay. One combination is met by",
     "more than half of its survivors and is listed all the same.",
 )
 
