@@ -372,8 +372,8 @@ def speed_section() -> list[str]:
     ]  # fmt: skip
     for rate in (40, 64, 96):
         traffic = CHAT["traffic"] | {"requests": 20000, "rate_per_s": rate}
-        routed = CHAT | {"traffic": traffic, "fleet": CHAT["fleet"] | {"routing": "least_loaded"}}
-        _, (shape,), _ = load_shapes(routed, [CHAT_SHAPE])
+        _, (plain,), _ = load_shapes(CHAT | {"traffic": traffic}, [CHAT_SHAPE])
+        shape = replace(plain, shared=replace(plain.shared, routing="least_loaded"))
         requests = shape.context.requests
         spent_s, result = best_of_five(lambda s=shape, r=requests: s.replay(r, 8))
         lines.append(
