@@ -51,7 +51,6 @@ class Preview:
             requests=requests,
             executor=LocalExecutor(),  # too little for a cluster
             progress=None,
-            ledger=None,
             preview=None,
         )
 
