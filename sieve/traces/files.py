@@ -91,7 +91,7 @@ def read_file(path: Path, label: str, faults: Faults | None = None) -> TraceFile
     except OSError as error:
         raise TraceError(f"{label}: cannot be read: {error.strerror or error}") from None
     content = content.removeprefix(_BOM)
-    if not content.strip():
+    if not content or content.isspace():
         raise TraceError(f"{label}: the file is empty; expected a header line and requests")
     faults = faults or Faults()
     if content.startswith(_PARQUET_MAGIC):
