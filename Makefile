@@ -72,7 +72,7 @@ bench: $(STAMP) ## time the hot paths; prints tables, judges nothing
 	else \
 	  echo "bench: tests/benchmarks holds no benchmark"; \
 	fi
-	@for script in run replay blocks ray_overhead; do \
+	@for script in run replay step_times blocks ray_overhead; do \
 	  echo "bench: tests/benchmarks/$$script.py"; \
 	  $(BIN)/python tests/benchmarks/$$script.py || exit 1; \
 	done
