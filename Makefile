@@ -45,7 +45,7 @@ demo: $(STAMP) ## size the example chat deployment and write its report
 
 test: $(STAMP) ## run all tests
 	@echo "test: pytest"
-	@$(BIN)/python -m pytest --quiet $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest --quiet --numprocesses auto --dist loadfile $(PYTEST_ARGS)
 
 check: $(STAMP) ## check format, lint, types, layers and file sizes; changes nothing
 	@echo "check: ruff format"
