@@ -92,7 +92,7 @@ def run(candidates: pl.DataFrame, context: RunContext) -> StageResult:
     """Return candidates with their metrics at level 1.0; `simulations` holds every level."""
     levels = context.spec.run.traffic.levels
     shared = shared_of(candidates, context)
-    jobs = Jobs(_jobs(candidates, context), shared.requests, shared.tables, context.ledger)
+    jobs = Jobs(_jobs(candidates, context), shared.requests, shared.tables, context.store)
     labels = [f"{candidates['candidate_id'][j.rows[0]]} at level {j.level:g}" for j in jobs.bare]
     sizes = [len(job.rows) for job in jobs.bare]
     done = 0
@@ -155,7 +155,7 @@ def shared_of(candidates: pl.DataFrame, context: RunContext) -> Shared:
         seed=context.seed,
         compared=sampled_metrics(objective),
         routing=context.spec.fleet.routing or "round_robin",
-        keeps=context.ledger is not None,
+        keeps=context.store is not None,
         classes=context.slos.classes,
         local=_local(candidates, context),
     )
