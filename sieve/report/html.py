@@ -47,8 +47,10 @@ def render_report(
 
 def render_page(template: str, variables: Mapping[str, Any], *, script: str = "") -> str:
     """Return a page of `templates/`, every value escaped, without empty lines."""
-    page = _environment().get_template(template).render(
-        variables, script=Markup(script), script_hash=script_hash(script)
+    page = (
+        _environment()
+        .get_template(template)
+        .render(variables, script=Markup(script), script_hash=script_hash(script))
     )
     return "\n".join(line for line in page.split("\n") if line.strip()) + "\n"
 
