@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import polars as pl
 
-from sieve.arrays import Requests
+from sieve.arrays import FloatArray, Requests
 from sieve.calibration.serving import Calibration
 from sieve.catalog.architecture import EngineProfile, Gpu, ModelArchitecture
 from sieve.checkpoint import Ledger
@@ -38,6 +38,18 @@ class Executor(Protocol):
         ...
 
 
+class Previewer(Protocol):
+    """Replays candidates over a short trace."""
+
+    def __call__(self, candidates: pl.DataFrame, slack: float) -> Sequence[int]:
+        """Return the rows in ranking order, with limits eased by a factor."""
+        ...
+
+    def cleared(self, candidates: pl.DataFrame) -> FloatArray:
+        """Return what each reaches of the objective, (n,), smaller is better; inf if it misses."""
+        ...
+
+
 @dataclass(frozen=True)
 class Assumption:
     """One thing that was assumed: about what, what, and why or from where."""
@@ -63,7 +75,7 @@ class RunContext:
         exhaustive: replay every survivor.
         always: candidate ids that stage 4 takes beside its own choice.
         progress: called with (done, total) while stage 5 runs.
-        preview: returns rows of hopeful candidates in the order in which short replays rank them;
+        preview: short replays of hopeful candidates;
             None: stage 4 goes by its closed forms alone.
         calibration: corrections and intervals from measured points; None: defaults.
         ledger: finished replays are taken from it and put into it; None: nothing is kept.
@@ -84,7 +96,7 @@ class RunContext:
     always: tuple[str, ...] = ()
     progress: Callable[[int, int], None] | None = None
     ledger: Ledger | None = None
-    preview: Callable[[pl.DataFrame], Sequence[int]] | None = None
+    preview: Previewer | None = None
     calibration: Calibration | None = None
     replays: Replays | None = None
 

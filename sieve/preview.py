@@ -1,8 +1,8 @@
 """Short replays that decide who is replayed in full: stage 4 asks, the order of stage 6 answers.
 
 A closed form tells cheap families from dear ones; which of them just meets an objective, and which
-member of a family is best, only the schedule tells. So candidates race: few of each family first,
-then more of the families in the lead, each over the beginning of the traffic at load level 1.0.
+member of a family is best, only the schedule tells. So candidates race: few of each shape first,
+then more of the shapes in the lead, each over the beginning of the traffic at load level 1.0.
 Those that go on to stage 5 are replayed anew, over all of the traffic at every level: nothing of a
 preview reaches a table.
 """
@@ -16,6 +16,7 @@ import numpy as np
 import polars as pl
 import polars.selectors as cs
 
+from sieve.arrays import FloatArray
 from sieve.context import RunContext
 from sieve.frames import RESAMPLES
 from sieve.parallel import LocalExecutor
@@ -53,12 +54,33 @@ class Preview:
             requests=requests,
             executor=local,
             progress=None,
-            ledger=None,
             preview=None,
         )
 
-    def __call__(self, candidates: pl.DataFrame) -> list[int]:
-        """Return the rows of the candidates in ranking order; who cannot be served comes last."""
+    def __call__(self, candidates: pl.DataFrame, slack: float) -> list[int]:
+        """Return the rows of the candidates in ranking order; who cannot be served comes last.
+
+        Args:
+            candidates: to replay, or replayed before.
+            slack: factor by which every limit is eased, 1 as the objectives are.
+        """
+        place = {name: i for i, name in enumerate(candidates["candidate_id"].to_list())}
+        served, rest = self._replayed(candidates)
+        ranked = s6_rank.in_order(served, self.context, slack)["candidate_id"].to_list()
+        unserved = rest.sort("queue_growth", "candidate_id", nulls_last=True)
+        return [place[name] for name in [*ranked, *unserved["candidate_id"]]]
+
+    def cleared(self, candidates: pl.DataFrame) -> FloatArray:
+        """Return what candidates reach of the objective's first key, (n,); inf if not cleared."""
+        served, _ = self._replayed(candidates)
+        ranked = s6_rank.in_order(served, self.context)
+        ranked = ranked.filter(pl.col("verdict") == "clears")
+        keys = s6_rank.keys(ranked, self.context)[0]
+        reached = dict(zip(ranked["candidate_id"].to_list(), keys.tolist(), strict=True))
+        return np.array([reached.get(name, np.inf) for name in candidates["candidate_id"]])
+
+    def _replayed(self, candidates: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """Return the candidates with their metrics, and those that cannot be served."""
         new = candidates.filter(~pl.col("candidate_id").is_in(list(self.seen)))
         if not new.is_empty():
             result = s5_simulate.run(new, self.context, brief=True)
@@ -66,14 +88,12 @@ class Preview:
                 rows = part.drop(cs.starts_with(RESAMPLES))
                 names = rows["candidate_id"].to_list()
                 self.seen |= {name: rows[i] for i, name in enumerate(names)}
-        place = {name: i for i, name in enumerate(candidates["candidate_id"].to_list())}
-        known = pl.concat([self.seen[name] for name in place], how="diagonal_relaxed")
-        lost = "reason" in known.columns
-        served = known.filter(pl.col("reason").is_null()) if lost else known
-        rest = known.filter(pl.col("reason").is_not_null()) if lost else known.clear()
-        ranked = s6_rank.in_order(served, self.context)["candidate_id"].to_list()
-        unserved = rest.sort("queue_growth", "candidate_id", nulls_last=True)
-        return [place[name] for name in [*ranked, *unserved["candidate_id"]]]
+        names = candidates["candidate_id"].to_list()
+        known = pl.concat([self.seen[name] for name in names], how="diagonal_relaxed")
+        if "reason" not in known.columns:
+            return known, known.clear()
+        lost = pl.col("reason").is_not_null()
+        return known.filter(~lost), known.filter(lost)
 
 
 def with_preview(context: RunContext) -> RunContext:

@@ -6,9 +6,9 @@ the model's error. A candidate whose optimistic end already misses an objective 
 DP, replicas), by turns from five lists: the best score of all (a stretch, perhaps too small for its
 load), and the best scores of those that hold at the middle, at one and two thirds of the way to the
 pessimistic end, and there (safe). A closed form errs, so the sizes between are tried too, and
-those places are raced for: `preview` candidates, one of a shape (family, EP and precisions), are
-replayed over a short trace, then as many of the shapes in the lead; the shortlist follows their
-order (`sieve.preview`).
+those places are raced for: `preview` candidates, two of a shape (family, EP and precisions) at the
+two ends of its limits, are replayed over a short trace, then as many of the shapes in the lead,
+those that just miss included; the shortlist follows their order (`sieve.preview`).
 Candidates that differ only in a `max_num_seqs` far above their load run alike; the smallest stands
 for them. Of equal scores the one furthest from its objectives at the pessimistic end goes first.
 
@@ -28,6 +28,7 @@ import polars as pl
 
 from sieve.arrays import BoolArray, FloatArray, IntArray, Requests
 from sieve.context import RunContext
+from sieve.formulas.race import DEPTH, race
 from sieve.formulas.sizing import by_turns, capped, cost_per_mtok, decode_step_s
 from sieve.frames import AXES, num_engines
 from sieve.perf.estimate import Ends, Estimates, Groups, busy_rate_per_s, groups_of
@@ -46,12 +47,6 @@ STAGE: Final = Stage(
 )
 SAFETY: Final = (0.0, -1 / 3, -2 / 3, -1.0)
 """How far towards the pessimistic end a list of the shortlist asks its candidates to hold."""
-BREADTH: Final = 4
-"""Most of one family in the first round of short replays, each of another shape."""
-FRONT: Final = 8
-"""Shapes of which the second round takes more, those that lead after the first."""
-DEPTH: Final = 12
-"""Most of one shape in the second round."""
 NEAR: Final = 0.1
 """Step of the logarithm within which two distances from the objectives count as equal."""
 _GROUP: Final = ("data_parallel_size", "gpu", "tp", "pp", "replicas")
@@ -136,6 +131,8 @@ def leading(scored: Scored, context: RunContext) -> IntArray:
         rows += capped(members, family, limits.per_family, len(members))
         if races:
             rows += capped(members, shape, DEPTH, len(members))
+    if races:
+        rows += _other_ends(hopeful, shape).tolist()
     rows += _always(hopeful, context).tolist()
     return np.array(sorted(set(rows)), np.int64)
 
@@ -200,18 +197,32 @@ def _take(scored: Scored, context: RunContext) -> IntArray:
     family, orders = _numbered(hopeful, _GROUP), _orders(scored)
     if context.preview is None:
         return by_turns(orders, family, size=limits.size, per_family=limits.per_family)
-    shape = _numbered(hopeful, _SHAPE)
-    entries = max(limits.preview, limits.size)
-    firsts = [np.array(capped(o, shape, 1, len(o)), np.int64) for o in orders]
-    broad = by_turns(firsts, family, size=entries, per_family=BREADTH)
-    ahead = shape[broad[context.preview(hopeful[broad])]]
-    front = list(dict.fromkeys(ahead.tolist()))[:FRONT]
-    inside = [order[np.isin(shape[order], front)] for order in orders]
-    deep = by_turns(inside, shape, size=entries, per_family=DEPTH)
-    raced = np.union1d(broad, deep)
-    first = raced[context.preview(hopeful[raced])]
+    ask, shape = context.preview, _numbered(hopeful, _SHAPE)
+    first = race(
+        orders,
+        family,
+        shape,
+        _other_ends(hopeful, shape),
+        lambda rows, slack: rows[ask(hopeful[rows], slack)],
+        lambda rows: ask.cleared(hopeful[rows]),
+        scored.keys[0],
+        entries=max(limits.preview, limits.size),
+    )
     rest = [np.concatenate([first, order[~np.isin(order, first)]]) for order in orders]
     return by_turns(rest, family, size=limits.size, per_family=limits.per_family)
+
+
+def _other_ends(candidates: pl.DataFrame, shape: IntArray) -> IntArray:
+    """Return of each shape the row with the most seats and, of those, the smallest budget.
+
+    The lists begin a shape with few seats, which spares TPOT, and a large budget, which spares
+    TTFT. Where that just misses, the other end may hold.
+    """
+    limits = candidates.select(
+        pl.Series("shape", shape), -pl.col("max_num_seqs"), "max_num_batched_tokens", "candidate_id"
+    )
+    rows = limits.with_row_index("row").sort(limits.columns)
+    return rows.group_by("shape", maintain_order=True).first()["row"].to_numpy().astype(np.int64)
 
 
 def _with_empty_bounds(candidates: pl.DataFrame) -> pl.DataFrame:

@@ -57,9 +57,10 @@ def run(candidates: pl.DataFrame, context: RunContext) -> StageResult:
     return StageResult(ranked, no_rejections(ranked))
 
 
-def in_order(candidates: pl.DataFrame, context: RunContext) -> pl.DataFrame:
-    """Return the candidates with their verdict, best first."""
-    verdict = verdicts(candidates, limits_of(context.slos))
+def in_order(candidates: pl.DataFrame, context: RunContext, slack: float = 1.0) -> pl.DataFrame:
+    """Return the candidates with their verdict, best first; `slack` eases every limit."""
+    limits = [limit.eased(slack) for limit in limits_of(context.slos)]
+    verdict = verdicts(candidates, limits)
     frame = candidates.with_columns(pl.Series("verdict", verdict, pl.String))
     return frame[_order(frame, context)]
 
@@ -69,7 +70,8 @@ def _value_of(frame: pl.DataFrame, name: str, end: str = "") -> FloatArray:
     return frame[column].cast(pl.Float64).fill_null(np.nan).to_numpy()
 
 
-def _keys(frame: pl.DataFrame, context: RunContext) -> list[FloatArray]:
+def keys(frame: pl.DataFrame, context: RunContext) -> list[FloatArray]:
+    """Return the objective's keys, each (n,), the most important first; smaller is better."""
     return sort_keys(
         context.spec.run.rank.objective, lambda m: _value_of(frame, m), context.spec.source
     )
@@ -79,7 +81,7 @@ def _order(frame: pl.DataFrame, context: RunContext) -> list[int]:
     place = {"clears": 0, "point_only": 1, "misses": 2}
     columns = {
         "verdict": frame["verdict"].replace_strict(place, return_dtype=pl.Int64),
-        **{f"k{i}": key for i, key in enumerate(_keys(frame, context))},
+        **{f"k{i}": key for i, key in enumerate(keys(frame, context))},
         "num_gpus": frame["num_gpus"],
         "cost": frame["usd_per_mtok"].fill_nan(None),
         "candidate_id": frame["candidate_id"],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,10 @@ class Limit:
     def worst_column(self) -> str:
         """Column of the metric's pessimistic end."""
         return bound_column(self.column, "high" if self.at_most else "low")
+
+    def eased(self, slack: float) -> Limit:
+        """Return the limit made easier to meet by a factor; 1 changes nothing."""
+        return replace(self, limit=self.limit * slack if self.at_most else self.limit / slack)
 
     def holds(self, values: npt.ArrayLike) -> npt.NDArray[np.bool_]:
         """Return where the limit holds; an unknown value never does."""

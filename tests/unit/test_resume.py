@@ -22,7 +22,9 @@ from sieve.arrays import Requests
 from sieve.checkpoint import Ledger
 from sieve.errors import InvalidInput, ResultError
 from sieve.parallel import LocalExecutor
+from sieve.perf import cache
 from sieve.pipeline import run_stages
+from sieve.reuse import Reuse
 from sieve.sim.replay import ReplaySettings, simulate
 from sieve.sim.stored import decode, digest, encode, replay_key
 from sieve.spec import load_spec
@@ -244,3 +246,24 @@ def test_a_run_without_a_folder_keeps_nothing(make_spec):
     context, grid = prepare(load_spec(make_spec()), LocalExecutor(1))
     assert context.ledger is None
     assert not run_stages(grid.candidates, context, stop_after=5).ranked.is_empty()
+
+
+def test_another_traffic_uses_the_step_tables_again(make_spec, monkeypatch):
+    made: list[object] = []
+    build = cache.build_step_table
+
+    def counted(*args: object, **options: object) -> object:
+        made.append(args)
+        return build(*args, **options)
+
+    monkeypatch.setattr(cache, "build_step_table", counted)
+    reuse = Reuse()
+    sieve.run(make_spec(), reuse=reuse)
+    first = len(made)
+    assert first > 0
+    busier = make_spec({"traffic.synthetic.arrival": {"poisson_per_s": 5}})
+    again = sieve.run(busier, reuse=reuse)
+    assert len(made) == first
+    fresh = sieve.run(busier)
+    assert len(made) > first
+    assert again.candidates.equals(fresh.candidates)
