@@ -45,7 +45,7 @@ demo: $(STAMP) ## size the example chat deployment and write its report
 
 test: $(STAMP) ## run all tests
 	@echo "test: pytest"
-	@$(BIN)/python -m pytest --quiet $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest --quiet --numprocesses auto --dist loadfile $(PYTEST_ARGS)
 
 check: $(STAMP) ## check format, lint, types, layers and file sizes; changes nothing
 	@echo "check: ruff format"
@@ -72,7 +72,7 @@ bench: $(STAMP) ## time the hot paths; prints tables, judges nothing
 	else \
 	  echo "bench: tests/benchmarks holds no benchmark"; \
 	fi
-	@for script in run replay blocks ray_overhead; do \
+	@for script in run replay step_times blocks ray_overhead; do \
 	  echo "bench: tests/benchmarks/$$script.py"; \
 	  $(BIN)/python tests/benchmarks/$$script.py || exit 1; \
 	done

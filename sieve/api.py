@@ -353,6 +353,7 @@ def prepare(
         exhaustive=exhaustive,
         progress=progress,
         calibration=calibration,
+        replays=None if reuse is None else reuse.replays,
     )
     return context, grid
 

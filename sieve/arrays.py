@@ -52,6 +52,8 @@ class PrefixBlocks:
 
     def take(self, rows: IntArray) -> PrefixBlocks:
         """Return the blocks of the requests with the indices `rows`."""
+        if np.array_equal(rows, np.arange(len(self.prompt))):
+            return self
         count = np.diff(self.start)[rows]
         start = np.concatenate(([0], np.cumsum(count))).astype(np.int64)
         inside = np.arange(int(start[-1])) - np.repeat(start[:-1], count)

@@ -14,6 +14,8 @@ from sieve.catalog.architecture import EngineProfile, Gpu, ModelArchitecture
 from sieve.checkpoint import Ledger
 from sieve.perf.cache import StepTables
 from sieve.perf.capacity import Workload
+from sieve.reuse import Replays
+from sieve.sim.jobs import Store
 from sieve.spec import ResolvedSpec, SloSet
 
 
@@ -77,6 +79,7 @@ class RunContext:
             None: stage 4 goes by its closed forms alone.
         calibration: corrections and intervals from measured points; None: defaults.
         ledger: finished replays are taken from it and put into it; None: nothing is kept.
+        replays: those that runs of this process share, used where there is no ledger.
     """
 
     spec: ResolvedSpec
@@ -95,6 +98,12 @@ class RunContext:
     ledger: Ledger | None = None
     preview: Previewer | None = None
     calibration: Calibration | None = None
+    replays: Replays | None = None
+
+    @property
+    def store(self) -> Store | None:
+        """Where finished replays are looked up and kept, if anywhere."""
+        return self.replays if self.ledger is None else self.ledger
 
     @property
     def is_reference(self) -> bool:

@@ -45,11 +45,14 @@ class Preview:
         requests = self.context.requests
         if len(requests) > MOST_REQUESTS:
             requests = requests.take(np.arange(MOST_REQUESTS, dtype=np.int64))
+        own = self.context.executor
+        # Too little for a cluster; jobs side by side keep to their threads.
+        local = own if isinstance(own, LocalExecutor) else LocalExecutor()
         self.context = replace(
             self.context,
             spec=spec,
             requests=requests,
-            executor=LocalExecutor(),  # too little for a cluster
+            executor=local,
             progress=None,
             preview=None,
         )
@@ -80,7 +83,7 @@ class Preview:
         """Return the candidates with their metrics, and those that cannot be served."""
         new = candidates.filter(~pl.col("candidate_id").is_in(list(self.seen)))
         if not new.is_empty():
-            result = s5_simulate.run(new, self.context)
+            result = s5_simulate.run(new, self.context, brief=True)
             for part in (result.admitted, result.rejected):
                 rows = part.drop(cs.starts_with(RESAMPLES))
                 names = rows["candidate_id"].to_list()

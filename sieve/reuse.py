@@ -55,12 +55,20 @@ class Store(Generic[T]):
                 self.num_bytes -= size
 
 
+class Replays(Store[bytes]):
+    """Finished replays by key, as `sieve.sim.stored` writes them."""
+
+    def put(self, key: str, value: bytes, num_bytes: int | None = None) -> None:
+        """Keep a replay; its size is its length."""
+        super().put(key, value, len(value) if num_bytes is None else num_bytes)
+
+
 @dataclass(eq=False)
 class Reuse:
     """Stores that several runs share."""
 
     tables: Store[StepTable] = field(default_factory=lambda: Store(TABLE_BYTES))
-    replays: Store[bytes] = field(default_factory=lambda: Store(REPLAY_BYTES))
+    replays: Replays = field(default_factory=lambda: Replays(REPLAY_BYTES))
     requests: Store[Requests] = field(default_factory=lambda: Store(TRAFFIC_BYTES))
 
     def traffic(self, spec: TrafficSpec, *, seed: int, base_dir: Path) -> Requests:

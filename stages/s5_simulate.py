@@ -88,11 +88,14 @@ class Shared:
     """Calibration by family and replicas; empty without one."""
 
 
-def run(candidates: pl.DataFrame, context: RunContext) -> StageResult:
-    """Return candidates with their metrics at level 1.0; `simulations` holds every level."""
+def run(candidates: pl.DataFrame, context: RunContext, *, brief: bool = False) -> StageResult:
+    """Return candidates with their metrics at level 1.0; `simulations` holds every level.
+
+    In brief only the latencies that objectives and the order of a ranking ask for.
+    """
     levels = context.spec.run.traffic.levels
-    shared = shared_of(candidates, context)
-    jobs = Jobs(_jobs(candidates, context), shared.requests, shared.tables, context.ledger)
+    shared = shared_of(candidates, context, brief=brief)
+    jobs = Jobs(_jobs(candidates, context), shared.requests, shared.tables, context.store)
     labels = [f"{candidates['candidate_id'][j.rows[0]]} at level {j.level:g}" for j in jobs.bare]
     sizes = [len(job.rows) for job in jobs.bare]
     done = 0
@@ -138,8 +141,8 @@ def _pick(mask: pl.Series, yes: object, no: object) -> pl.Series:
     return pl.select(pl.when(mask).then(expr(yes)).otherwise(expr(no))).to_series()
 
 
-def shared_of(candidates: pl.DataFrame, context: RunContext) -> Shared:
-    """Return what the replays of these candidates read."""
+def shared_of(candidates: pl.DataFrame, context: RunContext, *, brief: bool = False) -> Shared:
+    """Return what the replays of these candidates read; in brief as for `run`."""
     wanted = [(s.series, s.statistic) for s in context.slos.limits if s.statistic]
     objective = metrics_of(context.spec.run.rank.objective, context.spec.source)
     families = candidates.select(*FAMILY).unique(maintain_order=True).rows()
@@ -149,13 +152,15 @@ def shared_of(candidates: pl.DataFrame, context: RunContext) -> Shared:
         limits=context.slos.attainment_limits(),
         goodput_limits=context.slos.request_limits(),
         statistics=tuple(
-            dict.fromkeys([*BASE_STATISTICS, *wanted, *statistics_of(list(objective))])
+            dict.fromkeys(
+                [*(() if brief else BASE_STATISTICS), *wanted, *statistics_of(list(objective))]
+            )
         ),
         confidence=context.spec.run.rank.confidence,
         seed=context.seed,
-        compared=sampled_metrics(objective),
+        compared=() if brief else sampled_metrics(objective),
         routing=context.spec.fleet.routing or "round_robin",
-        keeps=context.ledger is not None,
+        keeps=context.store is not None,
         classes=context.slos.classes,
         local=_local(candidates, context),
     )

@@ -185,13 +185,22 @@ def ends(
     (`reports/validation/ranking.md`).
     """
     factor = width_factor(draws.blocks, confidence)
+    known = np.array([not np.isnan(sample).any() for sample in resamples.values()], np.bool_)
+    quantiles: dict[str, list[float]] = {}
+    if known.any():
+        names = [name for name, whole in zip(resamples, known, strict=True) if whole]
+        together = np.array([resamples[name] for name in names])
+        found = np.quantile(together, [1 - confidence, confidence], axis=1)
+        quantiles = dict(zip(names, found.T.tolist(), strict=True))
     out = {}
     for name, sample in resamples.items():
-        known, middle = sample[~np.isnan(sample)], values[name]
-        if not len(known) or np.isnan(middle):
+        present, middle = sample[~np.isnan(sample)], values[name]
+        if not len(present) or np.isnan(middle):
             out[name] = (float("nan"),) * 2
             continue
-        low, high = (float(q) for q in np.quantile(known, [1 - confidence, confidence]))
+        if name not in quantiles:
+            quantiles[name] = np.quantile(present, [1 - confidence, confidence]).tolist()
+        low, high = quantiles[name]
         if name == "slo_attainment" or min(low, middle) <= 0 or not np.isfinite(high):
             width = factor * max(middle - low, high - middle, 0.0)
             most = 1.0 if name == "slo_attainment" else float("inf")

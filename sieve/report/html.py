@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import jinja2
@@ -46,17 +47,24 @@ def render_report(
 
 def render_page(template: str, variables: Mapping[str, Any], *, script: str = "") -> str:
     """Return a page of `templates/`, every value escaped, without empty lines."""
-    environment = jinja2.Environment(
+    page = (
+        _environment()
+        .get_template(template)
+        .render(variables, script=Markup(script), script_hash=script_hash(script))
+    )
+    return "\n".join(line for line in page.split("\n") if line.strip()) + "\n"
+
+
+@lru_cache(maxsize=1)
+def _environment() -> jinja2.Environment:
+    """Return where the templates are found; each is compiled once a process."""
+    return jinja2.Environment(
         loader=jinja2.PackageLoader("sieve.report", "templates"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    page = environment.get_template(template).render(
-        variables, script=Markup(script), script_hash=script_hash(script)
-    )
-    return "\n".join(line for line in page.split("\n") if line.strip()) + "\n"
 
 
 def script_hash(script: str) -> str:

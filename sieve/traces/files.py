@@ -7,11 +7,12 @@ import gzip
 import hashlib
 import importlib
 import io
+import sys
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 import polars as pl
@@ -91,7 +92,7 @@ def read_file(path: Path, label: str, faults: Faults | None = None) -> TraceFile
     except OSError as error:
         raise TraceError(f"{label}: cannot be read: {error.strerror or error}") from None
     content = content.removeprefix(_BOM)
-    if not content.strip():
+    if not content or content.isspace():
         raise TraceError(f"{label}: the file is empty; expected a header line and requests")
     faults = faults or Faults()
     if content.startswith(_PARQUET_MAGIC):
@@ -221,7 +222,7 @@ def _content(stored: BinaryIO, size: int, label: str) -> bytes:
     if not packed and size > MAX_FILE_BYTES and head == _PARQUET_MAGIC:
         raise _too_large(label)
     kind = "zstd" if head == _ZSTD_MAGIC else "gzip"
-    stream = stored if not packed else _unpacked(stored, kind, label)
+    stream = stored if not packed else _unpacked(stored, kind)
     pieces: list[bytes] = []
     total = 0
     lines = _LineLengths(label)
@@ -271,41 +272,56 @@ class _LineLengths:
                 self.limit = MAX_LINE_BYTES
 
 
-def _unpacked(stored: BinaryIO, kind: str, label: str) -> BinaryIO:
-    """Return a stream of the unpacked bytes.
-
-    Raises:
-        TraceError: zstd, and nothing is installed that reads it.
-    """
+def _unpacked(stored: BinaryIO, kind: str) -> Any:
+    """Return a stream of the unpacked bytes; its end inside a frame is an error."""
     if kind == "gzip":
-        return gzip.open(stored)  # type: ignore[return-value]
-    for name in _ZSTD_MODULES:
-        try:
-            module = importlib.import_module(name)
-        except ImportError:
-            continue
-        if name == "zstandard":
-            return module.ZstdDecompressor().stream_reader(stored, read_across_frames=True)  # type: ignore[no-any-return]
-        if name == "pyarrow":
-            return module.CompressedInputStream(stored, "zstd")  # type: ignore[no-any-return]
-        return module.open(stored)  # type: ignore[no-any-return]
-    raise TraceError(
-        f"{label}: zstd, which needs Python 3.14 or the package zstandard; "
-        "install it, or unpack the file first (zstd -d)"
-    )
+        return gzip.open(stored)
+    if sys.version_info >= (3, 14):
+        return importlib.import_module("compression.zstd").open(stored)
+    return _Zstandard(stored)
 
 
-_ZSTD_MODULES: Final = ("compression.zstd", "zstandard", "pyarrow")
+class _Zstandard:
+    """The unpacked bytes of a zstd file; frames may follow each other.
+
+    The package's own stream takes a file that was cut off for one that is whole.
+    """
+
+    def __init__(self, stored: BinaryIO) -> None:
+        self._stored = stored
+        self._new = importlib.import_module("zstandard").ZstdDecompressor().decompressobj
+        self._frame = self._new()
+        self._left = b""
+        self._begun = False
+
+    def read(self, size: int) -> bytes:
+        """Return unpacked bytes, b"" at the end.
+
+        Raises:
+            EOFError: the file ends inside a frame.
+        """
+        while True:
+            packed = self._left or self._stored.read(max(size // 8, 1))
+            self._left = b""
+            if not packed:
+                if self._begun and not self._frame.eof:
+                    raise EOFError("it ends inside a frame")
+                return b""
+            if self._frame.eof:
+                self._frame = self._new()
+            self._begun = True
+            piece: bytes = self._frame.decompress(packed)
+            self._left = self._frame.unused_data
+            if piece:
+                return piece
 
 
 def _unpack_errors(kind: str) -> tuple[type[Exception], ...]:
     """Return the errors of damaged content."""
     found: list[type[Exception]] = [OSError, EOFError, zlib.error]
-    for name in ("compression.zstd", "zstandard") if kind == "zstd" else ():
-        try:
-            found.append(importlib.import_module(name).ZstdError)
-        except ImportError:
-            continue
+    if kind == "zstd":
+        name = "compression.zstd" if sys.version_info >= (3, 14) else "zstandard"
+        found.append(importlib.import_module(name).ZstdError)
     return tuple(found)
 
 

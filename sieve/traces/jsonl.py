@@ -73,7 +73,7 @@ def _filled_lines(content: bytes) -> IntArray:
     """Return the numbers of the lines that are not blank, from 1."""
     num_lines = content.count(b"\n") + (not content.endswith(b"\n"))
     blank = b"\n\n" in content or b"\n " in content or content[:1].isspace()
-    if not blank and content.strip():
+    if not blank and content and not content.isspace():
         return np.arange(1, num_lines + 1)
     filled = [i for i, line in enumerate(content.split(b"\n"), 1) if line.strip()]
     return np.array(filled, np.int64)

@@ -139,7 +139,7 @@ def _session_notes(records: Records, turns: int) -> list[str]:
         notes.append(f"{turns} turns arrive after the previous answer of their session")
     if records.session is not None:
         inside = records.session[records.session >= 0]
-        timed = len(inside) - len(np.unique(inside)) - turns
+        timed = int((np.diff(np.sort(inside)) == 0).sum()) - turns
         if timed > 0:
             notes.append(
                 f"{timed} later turns have a timestamp of their own: they arrive then, and a "
@@ -319,26 +319,30 @@ def chain_ids(start: IntArray, ids: IntArray) -> IntArray:
     """
     number = _dense(ids)
     count = np.diff(start)
-    place = np.arange(len(ids)) - np.repeat(start[:-1], count)
     before = np.concatenate(([-1], number[:-1]))
-    before[place == 0] = -1
+    before[start[:-1][count > 0]] = -1
     num_ids = int(number.max(initial=-1)) + 1
     first = np.full(num_ids, -1, np.int64)
     first[number[::-1]] = np.arange(len(number))[::-1]
-    # Most traces give a block of another beginning another id: then the id tells the chain.
-    if (before == before[first[number]]).all() and (place == place[first[number]]).all():
+    # Most traces give a block of another beginning another id: each id has one id that it follows,
+    # so one way back to a beginning, and tells the chain.
+    if (before == before[first[number]]).all():
         return number
-    chain = np.full(len(ids), -1, np.int64)
+    chain = np.empty(len(ids), np.int64)
+    lists = np.flatnonzero(count)
+    at, left = start[lists], count[lists]
+    parent = np.zeros(len(lists), np.int64)
     used = 0
-    by_depth = np.argsort(place, kind="stable")
-    ends = np.cumsum(np.bincount(place)).tolist() if len(place) else []
-    for depth, (begin, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
-        at = by_depth[begin:end]
-        parent = chain[at - 1] if depth else np.zeros(len(at), np.int64)
+    while len(at):
         pairs = parent * num_ids + number[at]
-        distinct, inverse = np.unique(pairs, return_inverse=True)
-        chain[at] = used + inverse
-        used += len(distinct)
+        if (pairs[1:] < pairs[:-1]).any():  # lists stay in order of their chains until they part
+            order = np.argsort(pairs, kind="stable")
+            at, left, pairs = at[order], left[order], pairs[order]
+        parent = used + np.cumsum(np.concatenate(([0], pairs[1:] != pairs[:-1])))
+        chain[at] = parent
+        used = int(parent[-1]) + 1
+        more = left > 1
+        at, left, parent = at[more] + 1, left[more] - 1, parent[more]
     return chain
 
 
@@ -350,6 +354,8 @@ def _dense(ids: IntArray) -> IntArray:
     if high - low < 8 * len(ids):
         there = np.zeros(high - low + 1, np.bool_)
         there[ids - low] = True
+        if there.all():
+            return np.asarray(ids - low, np.int64)
         return np.asarray((np.cumsum(there) - 1)[ids - low], np.int64)
     return np.unique(ids, return_inverse=True)[1].astype(np.int64)
 

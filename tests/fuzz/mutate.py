@@ -87,13 +87,13 @@ def _document(data: bytes, _other: bytes, rng: random.Random) -> bytes:
     """Change a value inside the JSON document, or inside one line of a JSONL file."""
     try:
         return _dumped(_changed(json.loads(data), rng))
-    except ValueError:
+    except (ValueError, RecursionError):
         pass
     lines = data.split(b"\n")
     at = rng.randrange(len(lines))
     try:
         lines[at] = _dumped(_changed(json.loads(lines[at]), rng))
-    except ValueError:
+    except (ValueError, RecursionError):
         return _cells(data, _other, rng)
     return b"\n".join(lines)
 

@@ -18,6 +18,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,7 +87,7 @@ GROUPS: Final = (
 def _command(group: Group) -> str:
     switch = "env NUMBA_DISABLE_JIT=1 " if group.interpreted else ""
     tests = " ".join(group.tests)
-    return f"{switch}{sys.executable} -m pytest -q -x -p no:randomly {tests}"
+    return f"{switch}{sys.executable} -m pytest -q -x {tests}"
 
 
 def _init(group: Group, copy: Path) -> Path:
@@ -103,6 +104,21 @@ def _init(group: Group, copy: Path) -> Path:
     )
     subprocess.run(["cosmic-ray", "init", str(config), str(session)], cwd=copy, check=True)
     return session
+
+
+def _check_green(group: Group, copy: Path) -> float:
+    """Return how long the tests take on unchanged code; they have to pass, or all would be killed.
+
+    Raises:
+        SystemExit: they fail.
+    """
+    started = time.monotonic()
+    done = subprocess.run(
+        _command(group), shell=True, cwd=copy, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"{group.name}: the tests fail on unchanged code\n{done.stdout[-2000:]}")
+    return time.monotonic() - started
 
 
 def _keep(session: Path, count: int, rng: random.Random) -> int:
@@ -155,6 +171,7 @@ def main() -> int:
         whole = sum(sizes.values())
         found: list[dict[str, Any]] = []
         for group, session in sessions.items():
+            took = _check_green(group, copy)
             _keep(session, round(args.mutants * sizes[group] / whole), rng)
             subprocess.run(
                 ["cosmic-ray", "exec", f"{group.name}.toml", str(session)], cwd=copy, check=True
@@ -162,7 +179,8 @@ def main() -> int:
             rows = [{"group": group.name, **row} for row in _outcomes(session)]
             found += rows
             counts = Counter(str(row["outcome"]) for row in rows)
-            print(json.dumps({"group": group.name, "possible": sizes[group], **counts}), flush=True)
+            line = {"group": group.name, "possible": sizes[group], "tests_s": round(took, 1)}
+            print(json.dumps({**line, **counts}), flush=True)
             args.out.write_text(json.dumps(found, indent=1))
     return 0
 

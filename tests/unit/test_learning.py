@@ -103,6 +103,33 @@ def test_the_level_is_told_by_the_rate_of_answers(run: Path, tmp_path: Path) -> 
     assert "give --level" in str(call(*words).exception)
 
 
+def test_rates_of_one_replica_count_once_for_each(make_spec: Make, tmp_path: Path) -> None:
+    """A replica of four that answers n requests in D seconds stands for 4 n in D."""
+    sieve.run(make_spec({"grid.axes.replicas": [4], "fleet.max_gpus": 4}), out=tmp_path / "run")
+    row = row_of(tmp_path / "run")
+    assert ".r4." in row["candidate_id"]
+    n = 100
+    duration = 4 * n / row["requests_per_s"]
+    tokens = round(n * row["mean_output_tokens"])
+    data = bench_of(row, level="", duration=duration, request_throughput=n / duration,
+                    output_throughput=tokens / duration)  # fmt: skip
+    words = ("calibrate", written(tmp_path, data | {"scope": "replica"}), "--run",
+             tmp_path / "run", "--json")  # fmt: skip
+    (entry,) = json.loads(call(*words).stdout)["results"]
+    found = entry["metrics"]
+    assert entry["load"] == "level 1"
+    assert found["requests_per_s"]["measured"] == pytest.approx(4 * n / duration)
+    assert found["output_tokens_per_s"]["measured"] == pytest.approx(4 * tokens / duration)
+    assert found["ttft_p50"]["measured"] == pytest.approx(1.3 * row["ttft_p50_s"])
+    offered = data | {"replica_of": row["candidate_id"], "request_rate": n / duration}
+    written(tmp_path, offered)
+    (entry,) = json.loads(call(*words).stdout)["results"]
+    assert entry["load"] == "level 1"
+    assert entry["metrics"]["requests_per_s"]["measured"] == pytest.approx(4 * n / duration)
+    written(tmp_path, data | {"scope": "fleet"})  # a quarter of the load: of no level
+    assert "give --level" in str(call(*words).exception)
+
+
 def test_labels_of_a_sweep_name_candidate_and_level(run: Path, tmp_path: Path) -> None:
     row = row_of(run, 1, 0.5)
     data = bench_of(row, run_number=0, metadata=f"candidate_id={row['candidate_id']}",

@@ -363,7 +363,6 @@ def test_an_unpriced_gpu_is_refused_only_when_money_counts(make_spec: Make) -> N
     ("changes", "named"),
     [
         ({"grid.axes.kv_cache_dtype": ["nvfp4"]}, "nvfp4"),
-        ({"traffic.synthetic.prefix": {"share": 0.5}}, "prefix"),
     ],
 )
 def test_parts_of_the_contract_that_come_later_are_refused(

@@ -54,9 +54,9 @@ def test_a_race_orders_as_stage_6_does_and_replays_nobody_twice(
     replayed: list[int] = []
     run = preview.s5_simulate.run
 
-    def counted(candidates: pl.DataFrame, context: RunContext) -> Any:
+    def counted(candidates: pl.DataFrame, context: RunContext, *, brief: bool) -> Any:
         replayed.append(len(candidates))
-        return run(candidates, context)
+        return run(candidates, context, brief=brief)
 
     monkeypatch.setattr(preview.s5_simulate, "run", counted)
     race = Preview(context)

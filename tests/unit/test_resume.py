@@ -190,15 +190,20 @@ def replays_of(spec: dict[str, Any], out: Path, monkeypatch, **options: Any) -> 
 
 def test_another_objective_uses_the_replays_again(make_spec, tmp_path, monkeypatch):
     out = tmp_path / "run"
-    spec = make_spec()
+    spec = make_spec({"shortlist.preview": 0})
     first = replays_of(spec, out, monkeypatch)
     assert first > 0
-    tighter = make_spec({"slo": {"e2e_p99": "1.5 s", "attainment": {"share": 0.9, "ttft": "1 s"}}})
+    tighter = make_spec(
+        {
+            "shortlist.preview": 0,
+            "slo": {"e2e_p99": "1.5 s", "attainment": {"share": 0.9, "ttft": "1 s"}},
+        }
+    )
     assert replays_of(tighter, out, monkeypatch, resume=True) == 0
     fresh = sieve.run(tighter, out=tmp_path / "fresh")
     assert fresh.simulations.equals(sieve.run(tighter, out=out, resume=True).simulations)
     assert without_clock(out) == without_clock(tmp_path / "fresh")
-    busier = make_spec({"traffic.synthetic.arrival": {"poisson_per_s": 5}})
+    busier = make_spec({"shortlist.preview": 0, "traffic.synthetic.arrival": {"poisson_per_s": 5}})
     assert replays_of(busier, out, monkeypatch, resume=True) == first
     # Without --resume nothing is taken over.
     assert replays_of(spec, out, monkeypatch) == first
@@ -206,13 +211,14 @@ def test_another_objective_uses_the_replays_again(make_spec, tmp_path, monkeypat
 
 def test_damaged_replays_are_made_again(make_spec, tmp_path, monkeypatch):
     out, ledger = tmp_path / "run", tmp_path / "run" / "checkpoint" / "replays.ledger"
-    first = replays_of(make_spec(), out, monkeypatch)
+    spec = make_spec({"shortlist.preview": 0})
+    first = replays_of(spec, out, monkeypatch)
     before = without_clock(out)
     content = bytearray(ledger.read_bytes())
     content[200] ^= 1
     content[-9] ^= 1
     ledger.write_bytes(content)
-    again = replays_of(make_spec(), out, monkeypatch, resume=True)
+    again = replays_of(spec, out, monkeypatch, resume=True)
     assert (again, first > 2) == (2, True)
     assert without_clock(out) == before
     assert events(out)[-1]["num_replays_damaged"] == 2

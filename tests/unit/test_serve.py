@@ -23,6 +23,7 @@ from sieve.errors import InvalidInput
 from sieve.serve import find_run, list_runs, make_app
 
 BAD = "<script>alert(1)</script>"
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
 
 
 @dataclass(frozen=True)
@@ -244,6 +245,42 @@ def test_the_command_serves_on_loopback_until_it_is_told_to_end(runs: Path) -> N
     finally:
         server.kill()
         server.communicate()
+
+
+@pytest.mark.skipif(BROWSER is None, reason="chromium is not on the PATH")
+def test_a_browser_shows_the_list_and_runs_nothing_of_strangers(runs: Path, tmp_path: Path) -> None:
+    result = json.loads((runs / "one" / "result.json").read_text())
+    result["spec"]["name"] = "<img src=x onerror=\"document.title='taken'\">"
+    (runs / "one" / "result.json").write_text(json.dumps(result))
+    (runs / "nights").mkdir()
+    script = "<p>nights</p><script>document.title='taken'</script>"
+    (runs / "nights" / "history.html").write_text(script, encoding="utf-8")
+    code = "from sieve.cli.main import main; main()"
+    server = subprocess.Popen(
+        [sys.executable, "-c", code, "serve", str(runs), "--port", "0", "--json"],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert server.stdout is not None
+        url = json.loads("".join(server.stdout.readline() for _ in range(4)))["url"].rstrip("/")
+        pages = {}
+        for path in ("", "/report/one", "/compare?a=one&b=batch/two", "/history/nights"):
+            shown = subprocess.run(
+                [
+                    str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu",
+                    f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=5000",
+                    "--dump-dom", url + path,
+                ],
+                capture_output=True, text=True, check=True, timeout=240,
+            )  # fmt: skip
+            pages[path] = shown.stdout
+    finally:
+        server.kill()
+        server.communicate()
+    assert "batch/two" in pages[""]
+    assert "Which knob matters" in pages["/report/one"]
+    assert "nights" in pages["/history/nights"]
+    assert not [path for path, page in pages.items() if "<title>taken" in page]
 
 
 def test_a_port_that_is_taken_is_said(runs: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 
 import numpy as np
 import pytest
@@ -131,18 +130,6 @@ def test_an_impossible_rate_is_flagged():
     assert "eta_m_above_1" in got["flags"] or "eta_m_at_limit" in got["flags"]
     for name in PARAMETERS:
         assert got["params"][name] > 0
-
-
-def test_two_hundred_points_take_under_two_seconds():
-    points = observe(TRUTHS[0], isls=(128, 512, 1024), osls=(32, 128, 384), batches=range(1, 7))[
-        :200
-    ]
-    rng = np.random.default_rng(3)
-    for p in points:
-        p["throughput"] *= 1 + 0.1 * rng.standard_normal()
-    started = time.perf_counter()
-    fit(points)
-    assert time.perf_counter() - started < 2
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -205,14 +204,3 @@ def test_the_constants_say_what_they_mean_and_where_they_come_from() -> None:
     assert len(facts["data_sha256"]) == 64
     for fold in facts["folds"].values():
         assert set(fold) == set(constant_names())
-
-
-@pytest.mark.parametrize("name", ["Qwen/Qwen3-32B", GPT_OSS, MINIMAX, DEEPSEEK])
-def test_a_table_is_quick_to_build(name: str) -> None:
-    build_step_table(shape_of(name))
-    best = np.inf
-    for _ in range(5):
-        start = time.process_time()
-        build_step_table(shape_of(name))
-        best = min(best, time.process_time() - start)
-    assert best < 0.02

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -223,16 +222,6 @@ def test_the_same_run_gives_the_same_bytes(folders: dict[str, Path]) -> None:
     one, other = make_plan(folders["moe"]), make_plan(folders["moe"])
     assert one.files == other.files
     assert list(one.files)[-1] == "plan/plan.json"
-
-
-def test_a_plan_takes_less_than_two_seconds(folders: dict[str, Path], tmp_path: Path) -> None:
-    """The contract's limit, in processor time: what else runs here does not count."""
-    started = time.process_time()
-    made = make_plan(folders["moe"], top=10)
-    copy = tmp_path / "run"
-    shutil.copytree(folders["moe"], copy)
-    made.save(copy)
-    assert time.process_time() - started < 2.0
 
 
 def invoke(*args: str) -> Any:

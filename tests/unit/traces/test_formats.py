@@ -9,6 +9,7 @@ import typing
 import numpy as np
 import polars as pl
 import pytest
+import zstandard
 
 from sieve.errors import SieveError, TraceError
 from sieve.spec import TrafficSpec
@@ -366,8 +367,11 @@ def test_inputs_alone_need_stated_answers(tmp_path):
 
 def test_packed_files_are_read(tmp_path):
     assert len(load(tmp_path, "b.csv.gz", gzip.compress(BURST.encode()))) == 3
-    pyarrow = pytest.importorskip("pyarrow")
-    packed = pyarrow.compress(BURST.encode(), codec="zstd", asbytes=True)
+    packed = zstandard.compress(BURST.encode())
     assert len(load(tmp_path, "b.csv.zst", packed)) == 3
-    with pytest.raises(TraceError, match="damaged zstd"):
-        load(tmp_path, "b.csv.zst", packed[:-9])
+    head, tail = BURST[:40].encode(), BURST[40:].encode()
+    frames = zstandard.compress(head) + zstandard.compress(tail)
+    assert len(load(tmp_path, "b.csv.zst", frames)) == 3
+    for damaged in (packed[:-9], packed[:5], frames[:-1], packed[:-4] + b"oops"):
+        with pytest.raises(TraceError, match="damaged zstd"):
+            load(tmp_path, "b.csv.zst", damaged)

@@ -1,6 +1,5 @@
 import contextlib
 import hashlib
-import time
 from collections import Counter
 from dataclasses import replace
 
@@ -202,11 +201,8 @@ def test_a_shipped_name_wins_over_a_file(folder):
 
 
 @pytest.mark.parametrize("name", ["chat", "rag", "reasoning"])
-def test_shipped_traffic_is_valid_and_quick(folder, name):
-    load(folder, trace=name)
-    start = time.perf_counter()
+def test_shipped_traffic_is_valid(folder, name):
     requests = load(folder, trace=name)
-    assert time.perf_counter() - start < 0.03
     assert requests.arrival_s[0] == 0
     assert (np.diff(requests.arrival_s) >= 0).all()
     assert requests.input_tokens.min() >= 1
