@@ -153,7 +153,9 @@ class RayExecutor:
     def _connect(self, ray: Any) -> None:
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
         if self.address is None:
-            options |= {"include_dashboard": False, "num_cpus": self.workers or os.cpu_count()}
+            # "local": a Ray of this run's own, also where another one runs on this machine.
+            options |= {"address": "local", "num_cpus": self.workers or os.cpu_count()}
+            options |= {"include_dashboard": False}
         else:
             _require_answer(self.address)
             options["address"] = self.address
