@@ -222,7 +222,7 @@ def _content(stored: BinaryIO, size: int, label: str) -> bytes:
     if not packed and size > MAX_FILE_BYTES and head == _PARQUET_MAGIC:
         raise _too_large(label)
     kind = "zstd" if head == _ZSTD_MAGIC else "gzip"
-    stream = stored if not packed else _unpacked(stored, kind)
+    stream = stored if not packed else _unpacked(stored, kind, label)
     pieces: list[bytes] = []
     total = 0
     lines = _LineLengths(label)
@@ -272,13 +272,23 @@ class _LineLengths:
                 self.limit = MAX_LINE_BYTES
 
 
-def _unpacked(stored: BinaryIO, kind: str) -> Any:
-    """Return a stream of the unpacked bytes; its end inside a frame is an error."""
+def _unpacked(stored: BinaryIO, kind: str, label: str) -> Any:
+    """Return a stream of the unpacked bytes; its end inside a frame is an error.
+
+    Raises:
+        TraceError: zstd, and nothing is installed that reads it.
+    """
     if kind == "gzip":
         return gzip.open(stored)
     if sys.version_info >= (3, 14):
         return importlib.import_module("compression.zstd").open(stored)
-    return _Zstandard(stored)
+    try:
+        return _Zstandard(stored)
+    except ImportError:
+        raise TraceError(
+            f"{label}: zstd, which needs Python 3.14 or the package zstandard; install "
+            "'sieve-sizing[zst]', or unpack the file first (zstd -d)"
+        ) from None
 
 
 class _Zstandard:

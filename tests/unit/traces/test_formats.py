@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 import typing
 
 import numpy as np
@@ -375,3 +376,11 @@ def test_packed_files_are_read(tmp_path):
     for damaged in (packed[:-9], packed[:5], frames[:-1], packed[:-4] + b"oops"):
         with pytest.raises(TraceError, match="damaged zstd"):
             load(tmp_path, "b.csv.zst", damaged)
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="Python itself reads zstd")
+def test_without_the_package_a_zstd_file_says_what_to_install(tmp_path, monkeypatch):
+    packed = zstandard.compress(BURST.encode())
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(TraceError, match=r"sieve-sizing\[zst\]"):
+        load(tmp_path, "b.csv.zst", packed)
