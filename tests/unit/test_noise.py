@@ -122,6 +122,13 @@ def test_ends_reach_as_far_up_as_down() -> None:
     assert found["x"] == pytest.approx((2**-0.85, 2**0.85), rel=1e-4)
 
 
+def test_the_larger_distance_may_be_upwards_or_past_whole_multiples() -> None:
+    draws = noise.Draws(np.zeros(1, np.int64), np.ones((1, 1)), 1_000_000)
+    sample = 3.0 ** np.linspace(-0.1, 0.5, 1001)  # quantiles 3^-0.04 and 3^0.44 = 1.62
+    found = noise.ends(draws, {"x": sample}, {"x": 1.0}, 0.9)
+    assert found["x"] == pytest.approx((3**-0.44, 3**0.44), rel=1e-4)
+
+
 def test_ends_of_a_share_stay_shares_and_unknown_stays_unknown() -> None:
     draws = noise.Draws(np.zeros(1, np.int64), np.ones((1, 1)), 1_000_000)
     share = {"slo_attainment": np.linspace(0.8, 1.0, 1001), "y": np.full(5, np.nan)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,7 @@ from sieve.memory.cache import cache_groups, cache_layouts
 from sieve.memory.ledger import (
     LedgerInput,
     has_one_kind,
+    ledger,
     longest_request,
     request_blocks,
 )
@@ -48,6 +51,14 @@ def test_half_the_layers_in_a_window():
     tokens = np.array([1000, 10_000])
     expected = [63 + 63 + 1, 625 + windowed]
     assert request_blocks(model, engine, given(2), tokens).tolist() == expected
+
+
+def test_the_ledger_asks_the_blocks_of_a_request_of_full_length():
+    """As above, through the ledger: the largest length decides, two batches are in flight."""
+    model, engine = family("openai/gpt-oss-120b")
+    rows = replace(given(1), max_model_len=np.array([10_000]))
+    windowed = -(-(127 + 2 * 2048) // 16) + 1
+    assert ledger(model, engine, rows).blocks_per_request.tolist() == [625 + windowed]
 
 
 def test_the_longest_request_is_the_last_that_fits():
