@@ -2,10 +2,10 @@
 
 | format | written for |
 |---|---|
-| `mooncake_trace` | AIPerf 0.13.0 (`--custom-dataset-type mooncake_trace --fixed-schedule`): ms, blocks of 512 |
+| `mooncake_trace` | AIPerf 0.13.0 (`--custom-dataset-type mooncake_trace`): ms, blocks of 512 |
 | `timed_trace` | vLLM 0.33.0 (`vllm bench serve --dataset-name timed_trace`): s, blocks of 16 |
 | `sieve_table` | sieve's own table, Parquet or CSV |
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 

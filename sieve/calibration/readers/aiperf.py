@@ -185,8 +185,9 @@ def _model(settings: Mapping[str, Any], data: Mapping[str, Any]) -> str:
 
 def _positive(settings: Mapping[str, Any], name: str) -> float | None:
     value = settings.get(name)
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if number and 0 < float(value) < 1e9 else None  # type: ignore[arg-type]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if 0 < value < 1e9 else None
 
 
 def _whole(settings: Mapping[str, Any], name: str) -> int | None:
