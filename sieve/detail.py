@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from sieve.parallel import LocalExecutor
 from sieve.perf.cache import FAMILY
 from sieve.report.format import reason_sentence
 from sieve.report.rejection import remedy
+from sieve.results import write_atomically
 from sieve.sim.metrics import after_warm_up, metrics, queue_growth, statistic_of
 from sieve.sim.replay import ReplaySettings, simulate
 from sieve.sim.static_batching import simulate_static
@@ -331,17 +331,9 @@ def write_table(frame: pl.DataFrame, path: Path) -> None:
         ResultError: another ending, or the file cannot be written.
     """
     check_table_path(path)
-    try:
-        handle, temporary = tempfile.mkstemp(prefix=".part-", dir=path.parent)
-        os.close(handle)
-        try:
-            if path.suffix == ".csv":
-                frame.write_csv(temporary)
-            else:
-                frame.write_parquet(temporary)
-            Path(temporary).chmod(0o644)
-            Path(temporary).replace(path)
-        finally:
-            Path(temporary).unlink(missing_ok=True)
-    except OSError as error:
-        raise ResultError(f"{path}: cannot be written: {error.strerror or error}") from None
+    content = io.BytesIO()
+    if path.suffix == ".csv":
+        frame.write_csv(content)
+    else:
+        frame.write_parquet(content)
+    write_atomically(path, content.getbuffer())
