@@ -20,28 +20,9 @@ from sieve.arrays import (
     chain_starts,
 )
 from sieve.errors import TraceError
+from sieve.traces.chains import Blocks, chain_ids
 from sieve.traces.files import TraceFile
 from sieve.traces.limits import MAX_SPAN_S, MAX_TOKENS, whole_ns
-
-MAX_BLOCKS = 200_000_000
-"""Most prefix blocks of a trace."""
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """The prompts of n rows as lists of block numbers.
-
-    Attributes:
-        block_tokens: tokens of a block.
-        start: (n + 1,) offsets of the lists.
-        ids: (m,) block numbers as the file gives them.
-        whole_only: the lists leave out a last block that is partly filled.
-    """
-
-    block_tokens: int
-    start: IntArray
-    ids: IntArray
-    whole_only: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,38 +156,6 @@ def session_codes(names: pl.Series) -> IntArray | None:
     return np.asarray(codes.fill_null(-1).to_numpy(), np.int64)
 
 
-def block_lists(
-    series: pl.Series,
-    rows: IntArray,
-    block_tokens: int,
-    file: TraceFile,
-    *,
-    whole_only: bool = False,
-) -> Blocks | None:
-    """Return a column of lists of block numbers; None if no row has one.
-
-    Raises:
-        TraceError: too many, or a list that holds null.
-    """
-    if series.is_null().all():
-        return None
-    holes = series.list.eval(pl.element().is_null()).list.any().fill_null(value=False).to_numpy()
-    name = series.name
-    file.faults.check(
-        holes,
-        rows,
-        f"{name}: no whole numbers",
-        lambda i: f"{file.where(int(rows[i]))}: {name} holds null or text; expected whole numbers",
-        file.first_row,
-    )
-    count = series.list.len().fill_null(0).to_numpy().astype(np.int64)
-    if int(count.sum()) > MAX_BLOCKS:
-        raise TraceError(f"{file.label}: more than {MAX_BLOCKS:,} {name}")
-    flat = series.explode(empty_as_null=False, keep_nulls=False).fill_null(-1)
-    start = np.concatenate(([0], np.cumsum(count))).astype(np.int64)
-    return Blocks(block_tokens, start, flat.to_numpy().astype(np.int64), whole_only)
-
-
 def _previous(session: IntArray | None, n: int) -> IntArray:
     """Return the row of the same session before each, -1 where there is none, (n,)."""
     if session is None:
@@ -308,56 +257,6 @@ def _prefix(records: Records, blocks: Blocks) -> PrefixBlocks:
         file.first_row,
     )
     return PrefixBlocks(size, blocks.start, chain_ids(blocks.start, blocks.ids), prompt)
-
-
-def chain_ids(start: IntArray, ids: IntArray) -> IntArray:
-    """Return numbers from 0 that are equal exactly where an id and all ids before it are.
-
-    Args:
-        start: (n + 1,) offsets of the lists.
-        ids: (m,) their ids.
-    """
-    number = _dense(ids)
-    count = np.diff(start)
-    before = np.concatenate(([-1], number[:-1]))
-    before[start[:-1][count > 0]] = -1
-    num_ids = int(number.max(initial=-1)) + 1
-    first = np.full(num_ids, -1, np.int64)
-    first[number[::-1]] = np.arange(len(number))[::-1]
-    # Most traces give a block of another beginning another id: each id has one id that it follows,
-    # so one way back to a beginning, and tells the chain.
-    if (before == before[first[number]]).all():
-        return number
-    chain = np.empty(len(ids), np.int64)
-    lists = np.flatnonzero(count)
-    at, left = start[lists], count[lists]
-    parent = np.zeros(len(lists), np.int64)
-    used = 0
-    while len(at):
-        pairs = parent * num_ids + number[at]
-        if (pairs[1:] < pairs[:-1]).any():  # lists stay in order of their chains until they part
-            order = np.argsort(pairs, kind="stable")
-            at, left, pairs = at[order], left[order], pairs[order]
-        parent = used + np.cumsum(np.concatenate(([0], pairs[1:] != pairs[:-1])))
-        chain[at] = parent
-        used = int(parent[-1]) + 1
-        more = left > 1
-        at, left, parent = at[more] + 1, left[more] - 1, parent[more]
-    return chain
-
-
-def _dense(ids: IntArray) -> IntArray:
-    """Return ids as numbers from 0 in rising order; a compact range needs no sorting."""
-    if not len(ids):
-        return ids.astype(np.int64)
-    low, high = int(ids.min()), int(ids.max())
-    if high - low < 8 * len(ids):
-        there = np.zeros(high - low + 1, np.bool_)
-        there[ids - low] = True
-        if there.all():
-            return np.asarray(ids - low, np.int64)
-        return np.asarray((np.cumsum(there) - 1)[ids - low], np.int64)
-    return np.unique(ids, return_inverse=True)[1].astype(np.int64)
 
 
 def _in_order(requests: Requests, order: IntArray) -> Requests:

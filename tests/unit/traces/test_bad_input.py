@@ -11,7 +11,7 @@ import pytest
 
 from sieve.errors import TraceError
 from sieve.spec import TrafficSpec
-from sieve.traces import files, load_traffic
+from sieve.traces import load_traffic, unpack
 from sieve.traces.faults import Faults
 
 HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
@@ -129,7 +129,7 @@ def test_formats_mixed_in_one_file(tmp_path):
 
 
 def test_a_line_without_end_is_refused_early(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "MAX_LINE_BYTES", 1_000_000)
+    monkeypatch.setattr(unpack, "MAX_LINE_BYTES", 1_000_000)
     text = azure((10, 1)).encode() + b"9" * 9_000_000
     with pytest.raises(TraceError, match="line 3: longer than 1 MB"):
         load(tmp_path, "t.csv", text)
@@ -149,7 +149,7 @@ def test_ten_gigabytes_in_a_line_do_not_fill_the_memory(tmp_path):
 
 
 def test_a_compression_bomb_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "RATIO_FROM_BYTES", 5_000_000)
+    monkeypatch.setattr(unpack, "RATIO_FROM_BYTES", 5_000_000)
     bomb = gzip.compress(azure((10, 1)).encode() + b"\n" * 50_000_000)
     with pytest.raises(TraceError, match="compression bomb"):
         load(tmp_path, "t.csv.gz", bomb)
