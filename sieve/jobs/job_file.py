@@ -22,9 +22,11 @@ from sieve.spec.loader import stream_yaml
 
 MAX_FILE_BYTES: Final = 256_000_000
 MAX_JOBS: Final = 1_000_000
-OWN_KEYS: Final = ("name", "spec", "set")
+OWN_KEYS: Final = ("name", "spec", "set", "calibration")
 TOP_KEYS: Final = ("defaults", "jobs")
-_TEXT_COLUMNS: Final = ("name", "spec", "model", "engine", "traffic.trace", "traffic.format")
+_TEXT_COLUMNS: Final = (
+    "name", "spec", "calibration", "model", "engine", "traffic.trace", "traffic.format",
+)  # fmt: skip
 """Cells that are read as they stand; all others are YAML values."""
 _OPEN: Final = ("slo", "model", "grid")
 """Keys whose own keys are checked when the job is read, not from the header."""
@@ -168,8 +170,8 @@ def _defaults(value: Any, source: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise _fault(source, "defaults", f"found {kind_of(value)}, expected a mapping of spec keys")
     for key in value:
-        if key not in RunSpec.model_fields:
-            near = nearest_names(str(key), list(RunSpec.model_fields))
+        if key not in (*RunSpec.model_fields, "calibration"):
+            near = nearest_names(str(key), [*RunSpec.model_fields, "calibration"])
             raise _fault(source, f"defaults.{key}", f"unknown key; nearest: {', '.join(near)}")
     return value
 
@@ -211,14 +213,15 @@ def _check_header(header: list[str], source: str, line: int) -> None:
         raise _fault(
             source,
             f"column {name!r}",
-            f"unknown; nearest: {', '.join(near)}. Columns are name, spec and dotted spec keys",
+            f"unknown; nearest: {', '.join(near)}. Columns are name, spec, calibration and "
+            "dotted spec keys",
             line,
         )
 
 
 def columns() -> Iterator[str]:
     """Yield the columns of a CSV of jobs, but for the keys below `slo`, `model` and `grid`."""
-    yield from ("name", "spec")
+    yield from ("name", "spec", "calibration")
     for name, field in RunSpec.model_fields.items():
         yield name
         inner = getattr(field.annotation, "model_fields", None)

@@ -116,7 +116,9 @@ def job_spec(job: Named, jobs: JobFile) -> ResolvedSpec:
     ]
     if faults:
         raise SpecError(source, faults)
-    raw = merged(jobs.defaults, _file_keys(entry.get("spec"), jobs, source))
+    calibration_of(job, jobs)
+    defaults = {key: value for key, value in jobs.defaults.items() if key != "calibration"}
+    raw = merged(defaults, _file_keys(entry.get("spec"), jobs, source))
     raw = merged(raw, {key: value for key, value in entry.items() if key not in OWN_KEYS})
     raw["name"] = job.name
     _apply(raw, entry.get("set"), source)
@@ -124,6 +126,31 @@ def job_spec(job: Named, jobs: JobFile) -> ResolvedSpec:
         return replace(load_spec(raw, base_dir=jobs.base_dir), source=source)
     except SpecError as error:
         raise SpecError(source, error.faults) from None
+
+
+def calibration_of(job: Named, jobs: JobFile, otherwise: Path | None = None) -> Path | None:
+    """Return the calibration file of a job: its own, else the defaults', else `otherwise`.
+
+    Null in the jobs file stands for none. A relative path starts at the jobs file.
+
+    Raises:
+        SpecError: it is no path.
+    """
+    entry = job.job.entry()
+    for keys in (entry if isinstance(entry, dict) else {}, jobs.defaults):
+        if "calibration" not in keys:
+            continue
+        path = keys["calibration"]
+        if path is None:
+            return None
+        if not isinstance(path, str) or not path:
+            message = f"found {kind_of(path)}, expected the path of a file of `sieve calibrate`"
+            raise SpecError(
+                f"{jobs.source}: job {job.job.number}",
+                [Fault("calibration", message, job.job.line)],
+            )
+        return jobs.base_dir / path
+    return otherwise
 
 
 def _file_keys(spec: Any, jobs: JobFile, source: str) -> dict[str, Any]:
