@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from sieve.errors import TraceError
 from sieve.traces.files import TraceFile
+from sieve.traces.jsonl import no_number
 from sieve.traces.unpack import HEAD_BYTES
 
 Found = tuple[dict[str, Any], str, int]
@@ -24,7 +25,10 @@ def documents(file: TraceFile) -> Iterator[Found]:
         TraceError: no JSON, or something else than objects.
     """
     if file.is_parquet or file.columns:
-        raise TraceError(f"{file.label}: a table; expected JSON")
+        raise TraceError(
+            f"{file.label}: a table, and this format is JSON; name another (--format), or none "
+            "to have it recognised"
+        )
     start = file.head.lstrip()
     if start.startswith(b"["):
         yield from _entries(file)
@@ -66,7 +70,7 @@ def _lines(file: TraceFile) -> Iterator[Found]:
                 continue
             where = f"{file.label}, line {number}"
             try:
-                item = json.loads(line)
+                item = json.loads(line, parse_constant=no_number)
             except (ValueError, RecursionError) as error:
                 fault(file, number, where, f"{where}: no JSON ({str(error)[:80]})")
                 continue
@@ -80,7 +84,7 @@ def _lines(file: TraceFile) -> Iterator[Found]:
 def _entries(file: TraceFile) -> Iterator[Found]:
     """Yield the objects of a list; only one of them is built at a time."""
     text = file.content.decode("utf-8", errors="replace")
-    read = json.JSONDecoder().raw_decode
+    read = json.JSONDecoder(parse_constant=no_number).raw_decode
     between = _COMMA.match
     at = _after(text, text.index("[") + 1)
     number, more = 0, text[at : at + 1] != "]"
@@ -108,7 +112,7 @@ def _only(file: TraceFile) -> Iterator[Found]:
     """Yield the one object of a file that is a document over several lines."""
     text = file.content.decode("utf-8", errors="replace")
     try:
-        item = json.loads(text)
+        item = json.loads(text, parse_constant=no_number)
     except (ValueError, RecursionError) as error:
         raise _broken(file, text, getattr(error, "pos", 0), str(error)) from None
     where = f"{file.label}, entry 1"

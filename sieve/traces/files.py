@@ -217,9 +217,10 @@ def _line_fault(line: bytes, most: int) -> str:
     text = line.decode("utf-8", errors="replace")
     if "\ufffd" in text:
         return "not UTF-8 text"
-    if '"' not in text and text.count(",") >= most:
-        return f"{text.count(',') + 1} fields where the header has {most}"
-    return ""
+    if text.count('"') % 2:  # a cell over several lines, which cannot be judged by one of them
+        return ""
+    found = text.count(",") + 1 if '"' not in text else len(next(csv.reader([text]), []))
+    return f"{found} fields where the header has {most}" if found > most else ""
 
 
 def token_counts(

@@ -128,7 +128,7 @@ def _refused(
 
 def _record(line: bytes, where: str) -> dict[str, Any]:
     try:
-        record = json.loads(line, parse_constant=_no_number)
+        record = json.loads(line, parse_constant=no_number)
     except (ValueError, RecursionError) as error:
         raise TraceError(f"{where}: no JSON ({str(error)[:80]})") from None
     if not isinstance(record, dict):
@@ -136,8 +136,12 @@ def _record(line: bytes, where: str) -> dict[str, Any]:
     return record
 
 
-def _no_number(word: str) -> None:
-    """Refuse the words that Python reads beyond JSON."""
+def no_number(word: str) -> None:
+    """Refuse the words that Python reads beyond JSON.
+
+    Raises:
+        ValueError: always.
+    """
     raise ValueError(f"{word} is no number of JSON")
 
 

@@ -23,6 +23,7 @@ from sieve.errors import TraceError
 from sieve.traces.chains import Blocks, chain_ids
 from sieve.traces.files import TraceFile
 from sieve.traces.limits import MAX_SPAN_S, MAX_TOKENS, whole_ns
+from sieve.traces.times import since_1970
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +87,7 @@ def to_requests(records: Records) -> Requests:
     good = file.faults.good(records.rows)
     kept = answered & good
     if not kept.any():
-        raise TraceError(f"{file.label}: no request is left: every row has a fault")
+        raise _nothing_left(file, "no request is left: every row has a fault")
     notes += file.faults.notes()
     turns = int((previous[kept] >= 0).sum())
     requests = Requests(
@@ -103,23 +104,29 @@ def to_requests(records: Records) -> Requests:
         line=records.rows + file.first_row,
         num_failed=int((~answered).sum()),
     )
-    notes += _session_notes(records, turns)
+    notes += _session_notes(records, kept, turns)
     if prefix is not None:
         notes.append(f"prompts share prefixes in blocks of {prefix.block_tokens} tokens")
     order = np.argsort(arrival_s, kind="stable")
-    if (np.diff(arrival_s) < 0).any():
+    if (np.diff(arrival_s[kept]) < 0).any():
         notes.append("lines were not in order of arrival; sorted")
     ranked = _in_order(requests, order[kept[order]])
     arrival_s = whole_ns(ranked.arrival_s - ranked.arrival_s[0])
     return replace(ranked, notes=tuple(notes), arrival_s=arrival_s)
 
 
-def _session_notes(records: Records, turns: int) -> list[str]:
+def _nothing_left(file: TraceFile, what: str) -> TraceError:
+    """Return the error of a file of which nothing is left, with the faults by kind."""
+    told = "".join(f"\n  {kind.count} × {kind.first}" for kind in file.faults.kinds.values())
+    return TraceError(f"{file.label}: {what}{told}")
+
+
+def _session_notes(records: Records, kept: BoolArray, turns: int) -> list[str]:
     notes = []
     if turns:
         notes.append(f"{turns} turns arrive after the previous answer of their session")
     if records.session is not None:
-        inside = records.session[records.session >= 0]
+        inside = records.session[kept & (records.session >= 0)]
         timed = int((np.diff(np.sort(inside)) == 0).sum()) - turns
         if timed > 0:
             notes.append(
@@ -190,7 +197,7 @@ def _times(records: Records) -> tuple[IntArray, FloatArray, FloatArray]:
     refuse(waits & (used < 0), "has a negative delay", f"{unit} from 0 on")
     good = records.file.faults.good(records.rows)
     if not (good & ~waits).any():
-        raise TraceError(f"{records.file.label}: no request with a time is left")
+        raise _nothing_left(records.file, "no request with a time is left")
     previous = np.where(waits, last, -1).astype(np.int64)
     used = np.where(good & np.isfinite(used), used, 0.0)
     arrival_s = np.where(waits, 0.0, used)
@@ -205,12 +212,8 @@ def _times(records: Records) -> tuple[IntArray, FloatArray, FloatArray]:
 
 def _out_of_range(used: FloatArray, time: str) -> str:
     """Return what is wrong with a time out of range; a date in other units is recognised."""
-    largest = float(np.nanmax(np.abs(used)))
-    for unit, factor in (("ms", 1e3), ("us", 1e6), ("ns", 1e9)):
-        # Seconds since 1970 between 2001 and 2096, told in a smaller unit.
-        if 1e9 * factor <= largest <= 4e9 * factor:
-            return f"has a time out of range: {time} looks like {unit} since 1970, read as s"
-    return "has a time out of range"
+    looks = since_1970(float(np.nanmax(np.abs(used))), 1.0)
+    return "has a time out of range" + (f": {time} {looks}" if looks else "")
 
 
 def _refusing(records: Records) -> Callable[[BoolArray, str, str], None]:

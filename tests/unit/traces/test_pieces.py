@@ -162,5 +162,5 @@ def test_a_torn_document_names_the_line(tmp_path, text, line):
 
 def test_a_table_in_place_of_json_is_told(tmp_path):
     pl.DataFrame({"a": [1]}).write_parquet(tmp_path / "t.parquet")
-    with pytest.raises(TraceError, match=r"a table; expected JSON"):
+    with pytest.raises(TraceError, match=r"a table, and this format is JSON"):
         load_traffic(TrafficSpec(trace="t.parquet", format="sharegpt"), seed=0, base_dir=tmp_path)

@@ -173,7 +173,10 @@ def test_windows_are_shortened_where_the_rate_changes_inside():
         counts = np.histogram(times, bins=100, range=(0, 200))[0]
         return counts.var() / counts.mean()
 
-    assert dispersion_of(again.arrival_s) == pytest.approx(dispersion_of(arrival_s), rel=0.3)
+    # Windows a little longer than the bursts keep half of them; one window keeps nothing.
+    assert dispersion_of(again.arrival_s) > dispersion_of(arrival_s) / 3
+    whole = draw(summary_of(traffic, 300.0), len(traffic), None, 0)
+    assert dispersion_of(whole.arrival_s) < dispersion_of(arrival_s) / 30
 
 
 def test_a_constant_rate_keeps_long_windows():
