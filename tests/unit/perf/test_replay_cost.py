@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import yaml
 
 import sieve
+from sieve import pipeline
 from sieve.api import prepare
 from sieve.dry import dry_run
 from sieve.parallel import LocalExecutor
 from sieve.perf.replay_cost import EVENTS, STEPS, ReplayCost
 from sieve.pipeline import exhaustive_cost, run_stages
 from sieve.spec import load_spec
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 
 def cost_of(spec) -> ReplayCost:
@@ -52,3 +58,16 @@ def test_seats_that_never_bind_cost_nothing(make_spec):
 def test_threads_share_all_but_the_interpreter():
     cost = ReplayCost(1, 1, core_s=10.0, serial_s=4.0)
     assert [cost.elapsed_s(n) for n in (1, 2, 8)] == [10.0, 5.0, 4.0]
+
+
+def test_a_sample_of_kinds_stands_for_all(monkeypatch):
+    spec = yaml.safe_load((EXAMPLES / "reference_27b.yaml").read_text(encoding="utf-8"))
+    sampled = cost_of(spec)
+    monkeypatch.setattr(pipeline, "_KINDS", 10**9)
+    whole = cost_of(spec)
+    assert (sampled.num_candidates, sampled.num_replays) == (
+        whole.num_candidates,
+        whole.num_replays,
+    )
+    assert sampled.core_s == pytest.approx(whole.core_s, rel=0.05)
+    assert sampled.core_s != whole.core_s
