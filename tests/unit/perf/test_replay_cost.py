@@ -12,7 +12,7 @@ from sieve import pipeline
 from sieve.api import prepare
 from sieve.dry import dry_run
 from sieve.parallel import LocalExecutor
-from sieve.perf.replay_cost import EVENTS, STEPS, ReplayCost
+from sieve.perf.replay_cost import EVENTS, PIPELINE, STEPS, ReplayCost
 from sieve.pipeline import exhaustive_cost, run_stages
 from sieve.spec import load_spec
 
@@ -43,6 +43,11 @@ def test_the_parts_add_up_for_a_burst_of_one_candidate(make_spec):
     # One user, one engine, 100 answers of ten tokens: at most 1,000 iterations.
     assert cost_of(spec).core_s == pytest.approx(fixed + 100 * request + 1000 * step + engine)
     spec["grid"]["axes"] |= {"pp": [2], "tp": [1]}
+    fixed, request, step, engine, _ = PIPELINE
+    # Two stages: a call for each of them a token.
+    expected = fixed + 100 * request + 2000 * step + engine
+    assert cost_of(spec).core_s == pytest.approx(expected)
+    spec["grid"]["axes"] |= {"long_prefill_token_threshold": [64]}
     fixed, request, step, engine, pair = STEPS
     expected = fixed + 100 * request + 1000 * step + engine + 1100 * pair
     assert cost_of(spec).core_s == pytest.approx(expected)
