@@ -55,7 +55,11 @@ def print_night(record: Mapping[str, Any], page: Path) -> None:
 def night_lines(record: Mapping[str, Any]) -> list[str]:
     """Return a night in sentences."""
     head = f"Night {record['night']} ({record['day']}): {_CODES[record['exit_code']]}"
-    lines = [head + (", as recorded before" if record.get("repeated") else "") + "."]
+    lines = [f"{head}."]
+    if record.get("repeated"):
+        lines.append(
+            f"This day was recorded already, at {record['recorded_at']}; nothing was changed."
+        )
     new, old = record["recommended"], record["incumbent"]
     if new is not None:
         words = "Recommended" if record["changed"] or old is None else "Stays"
@@ -81,7 +85,7 @@ def night_lines(record: Mapping[str, Any]) -> list[str]:
     if sizing is not None:
         lines.append(
             f"Plan for {plain(sizing['planned_rate_per_s'])} requests/s (from "
-            f"{count(sizing['num_days'])} earlier days); it covers "
+            f"{_days(sizing['num_days'])}); it covers "
             f"{share(sizing['share_covered'])} of this day's quarter hours"
         )
     stress = record["stress"]
@@ -90,6 +94,10 @@ def night_lines(record: Mapping[str, Any]) -> list[str]:
         verdict = first["variants"][first["worst"]]["verdict"]
         lines.append(f"Best under stress: {stress['best']} (worst: {first['worst']}, {verdict})")
     return lines + [f"Note: {text}" for text in record["notes"]]
+
+
+def _days(number: int) -> str:
+    return f"{count(number)} earlier day{'' if number == 1 else 's'}"
 
 
 def _standing(entry: Mapping[str, Any]) -> str:
