@@ -178,7 +178,7 @@ def advise(
     from sieve.units import parse_quantity
 
     if slo is not None and slo_factor is not None:
-        raise InvalidInput("give either --slo or --slo-factor")
+        raise InvalidInput("--slo and --slo-factor are both given; keep one of them")
     if b_max < 1:
         raise InvalidInput(f"--b-max is {b_max}; it must be at least 1")
     result = advice.advise(

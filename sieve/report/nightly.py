@@ -63,9 +63,9 @@ def night_lines(record: Mapping[str, Any]) -> list[str]:
     new, old = record["recommended"], record["incumbent"]
     if new is not None:
         words = "Recommended" if record["changed"] or old is None else "Stays"
-        cost = money(new["usd_per_mtok"]["mid"])
+        cost, size = money(new["usd_per_mtok"]["mid"]), _counted(new["num_gpus"], "GPU")
         lines.append(
-            f"{words}: {new['candidate_id']} ({new['verdict']}, {count(new['num_gpus'])} GPUs, "
+            f"{words}: {new['candidate_id']} ({new['verdict']}, {size}, "
             f"{cost} per million output tokens)"
         )
         if new["margin"] is not None:
@@ -85,7 +85,7 @@ def night_lines(record: Mapping[str, Any]) -> list[str]:
     if sizing is not None:
         lines.append(
             f"Plan for {plain(sizing['planned_rate_per_s'])} requests/s (from "
-            f"{_days(sizing['num_days'])}); it covers "
+            f"{_counted(sizing['num_days'], 'earlier day')}); it covers "
             f"{share(sizing['share_covered'])} of this day's quarter hours"
         )
     stress = record["stress"]
@@ -96,8 +96,8 @@ def night_lines(record: Mapping[str, Any]) -> list[str]:
     return lines + [f"Note: {text}" for text in record["notes"]]
 
 
-def _days(number: int) -> str:
-    return f"{count(number)} earlier day{'' if number == 1 else 's'}"
+def _counted(number: int, what: str) -> str:
+    return f"{count(number)} {what}{'' if number == 1 else 's'}"
 
 
 def _standing(entry: Mapping[str, Any]) -> str:
