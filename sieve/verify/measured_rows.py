@@ -159,7 +159,7 @@ def _check_columns(path: Path, names: list[str]) -> None:
     unknown = [name for name in names if name not in known]
     doubled = sorted({name for name in names if names.count(name) > 1})
     if missing:
-        raise ResultError(f"{path}, row 1: missing columns {', '.join(missing)}")
+        raise ResultError(f"{path}, row 1: missing columns {', '.join(missing)}; add them")
     if unknown:
         raise ResultError(
             f"{path}, row 1: unknown columns {', '.join(unknown)}; allowed are "

@@ -181,7 +181,7 @@ def _check_columns(path: Path, columns: Sequence[str]) -> None:
     if lacking:
         near = {name: difflib.get_close_matches(name, columns, n=1) for name in lacking}
         shown = [f"{name} (found {near[name][0]})" if near[name] else name for name in lacking]
-        raise ResultError(f"{path}: missing columns {', '.join(shown)}")
+        raise ResultError(f"{path}: missing columns {', '.join(shown)}; add them")
 
 
 def _model(row: Mapping[str, str]) -> ModelArchitecture:
