@@ -159,16 +159,14 @@ def _root(prefix: PrefixBlocks) -> tuple[int, float]:
     """Return the blocks and the share of the beginning that many requests have."""
     n = len(prefix.prompt)
     uses = np.bincount(prefix.ids, minlength=1)
-    common = uses >= max(ROOT_SHARE * n, 2)
-    count = np.diff(prefix.start)
-    owner = np.repeat(np.arange(n), count)
-    depth = np.arange(len(prefix.ids)) - np.repeat(prefix.start[:-1], count)
-    if not common.any():
+    if uses.max() < max(ROOT_SHARE * n, 2):
         return 0, 0.0
-    best = int(np.argmax(uses))
-    inside = prefix.ids == best
-    blocks = int(depth[np.argmax(inside)]) + 1
-    return blocks, len(np.unique(owner[inside])) / n
+    owner = np.repeat(np.arange(n), np.diff(prefix.start))
+    depth = np.arange(len(prefix.ids)) - prefix.start[:-1][owner]
+    # All blocks of a beginning are used equally often; the deepest of them tells its length.
+    used_most = np.where(uses[prefix.ids] == uses.max(), depth, -1)
+    best = prefix.ids[np.argmax(used_most)]
+    return int(used_most.max()) + 1, len(np.unique(owner[prefix.ids == best])) / n
 
 
 def summarise_sessions(requests: Requests) -> SessionSummary:
