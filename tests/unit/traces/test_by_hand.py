@@ -286,9 +286,8 @@ def test_faults_of_dialogues(tmp_path, record, keys, part):
 
 
 def test_the_largest_lengths_are_read(tmp_path):
-    got = load(tmp_path, "s.jsonl",
-               [{"usage": {"prompt_tokens": 10_000_000, "completion_tokens": 1}}], format="sharegpt",
-               **BURST)  # fmt: skip
+    usage = {"prompt_tokens": 10_000_000, "completion_tokens": 1}
+    got = load(tmp_path, "s.jsonl", [{"usage": usage}], format="sharegpt", **BURST)
     assert got.input_tokens.tolist() == [10_000_000]
 
 
