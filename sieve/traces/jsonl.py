@@ -19,6 +19,7 @@ Check = Callable[[dict[str, Any], str], None]
 """Raises the fault of one record; the second argument is file and line."""
 
 NUMBER: Final = pl.Float64()
+MAX_NUMBER: Final = 1e300
 COUNT: Final = pl.Int64()
 TEXT: Final = pl.String()
 IDS: Final = pl.List(pl.Int64())
@@ -141,6 +142,8 @@ def check_types(record: Mapping[str, Any], where: str, schema: Mapping[str, pl.D
             raise TraceError(f"{where}: {key} is {shown}; expected a whole number of tokens")
         if dtype == NUMBER and (isinstance(value, bool) or not isinstance(value, int | float)):
             raise TraceError(f"{where}: {key} is {shown}; expected a number")
+        if dtype == NUMBER and not -MAX_NUMBER <= value <= MAX_NUMBER:
+            raise TraceError(f"{where}: {key} is {shown}; expected up to {MAX_NUMBER:g}")
         if dtype == TEXT and not isinstance(value, str | int):
             raise TraceError(f"{where}: {key} is {shown}; expected text")
         if dtype == IDS and not (

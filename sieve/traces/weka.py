@@ -207,8 +207,11 @@ def _turns(
         check_counts(turn, place, ("in", "out"))
         if start is None:
             raise TraceError(f"{place}: t is missing; expected seconds from the session's start")
+        think, api = (turn.get(name) for name in ("think_time", "api_time"))
         yield {
-            "session_id": session, "agent_id": agent, "t": start, "parent_t": parent_t,
-            "in": turn["in"], "out": turn["out"], "think_time": turn.get("think_time"),
-            "api_time": turn.get("api_time"), "hash_ids": turn.get("hash_ids"), "line": line,
+            "session_id": session, "agent_id": agent, "t": float(start), "parent_t": parent_t,
+            "in": turn["in"], "out": turn["out"],
+            "think_time": None if think is None else float(think),
+            "api_time": None if api is None else float(api),
+            "hash_ids": turn.get("hash_ids"), "line": line,
         }  # fmt: skip
