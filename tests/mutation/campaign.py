@@ -4,8 +4,9 @@
 
 Needs `cosmic-ray` on the path (`pip install cosmic-ray` in an environment of its own). Works on a
 copy of the checkout. The sample is spread over the groups by their number of possible mutants. A
-mutant meets the tests that reach its statement, the quickest first; if they all pass, it meets all
-tests of its group. Kernels run interpreted, so that a change in them is seen without compiling.
+mutant meets the tests that reach its statement, the quickest first; where that is not known for
+sure it then meets all tests of its group. Kernels run interpreted, so that a change in them is seen
+without compiling.
 """
 
 from __future__ import annotations
@@ -74,7 +75,10 @@ GROUPS: Final = (
     Group(
         "memory",
         ("sieve/memory",),
-        _units("memory", "test_fit.py", "test_memory.py", "verify/test_memory.py"),
+        _units(
+            "memory", "test_fit.py", "test_memory.py", "verify/test_memory.py",
+            "test_calibrate_command.py",
+        ),
     ),
     Group(
         "replay",
@@ -86,6 +90,11 @@ GROUPS: Final = (
             f"--deselect={UNIT}/sim/test_engine.py::test_compiled_equals_interpreted",
             f"--deselect={UNIT}/sim/test_kernel_cache.py",
             "--deselect=tests/laws/test_events_kernel.py::test_recorded_scenarios",
+            *(
+                f"--deselect=tests/conformance/test_engine_schedules.py::test_replay_is_exact[{name}]"
+                for name in ("193_large_chat", "195_large_batch", "197_large_priority",
+                             "199_large_async_chat")
+            ),
         ),
         interpreted=True,
     ),
@@ -127,8 +136,8 @@ class Outcome:
     diff: str
 
 
-def _environment(group: Group, scratch: Path) -> dict[str, str]:
-    env = dict(os.environ, NUMBA_CACHE_DIR=str(scratch / "numba"), PYTHONPATH="tests")
+def _environment(group: Group) -> dict[str, str]:
+    env = dict(os.environ, PYTHONPATH="tests")
     return env | ({"NUMBA_DISABLE_JIT": "1"} if group.interpreted else {})
 
 
@@ -139,7 +148,7 @@ def _pytest(group: Group, copy: Path, arguments: Sequence[str], limit_s: float) 
     command = [sys.executable, "-m", "pytest", "-q", "-x", f"@{listed}"]
     try:
         done = subprocess.run(
-            command, cwd=copy, env=_environment(group, copy.parent), timeout=limit_s,
+            command, cwd=copy, env=_environment(group), timeout=limit_s,
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
@@ -162,7 +171,7 @@ def _reach(group: Group, copy: Path) -> tuple[Reach, float]:
     done = subprocess.run(
         [sys.executable, "-m", "coverage", "run", f"--rcfile={rc}", "-m", "pytest", "-q",
          "-p", "mutation.reach", *group.tests],
-        cwd=copy, env=_environment(group, copy.parent) | {SECONDS: str(seconds)},
+        cwd=copy, env=_environment(group) | {SECONDS: str(seconds)},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode:
@@ -179,13 +188,13 @@ def _meet(group: Group, mutant: Mutant, reach: Reach, whole_s: float, copy: Path
         cwd=copy, check=True, stdout=subprocess.DEVNULL,
     )  # fmt: skip
     changed = path.read_text()
-    tests = reach.tests(mutant.file, source, mutant.line)
+    tests, exact = reach.tests(mutant.file, source, mutant.line)
     try:
         outcome = "passed"
         if tests:
             limit_s = 40 + 4 * sum(reach.seconds.get(name, 0.0) for name in tests)
             outcome = _pytest(group, copy, tests, limit_s)
-        if outcome == "passed":
+        if outcome == "passed" and not exact:
             outcome = _pytest(group, copy, group.tests, 40 + 3 * whole_s)
     finally:
         path.write_text(source)

@@ -69,17 +69,19 @@ class Reach:
             json.loads(seconds.read_text()),
         )
 
-    def tests(self, file: str, source: str, line: int) -> list[str]:
+    def tests(self, file: str, source: str, line: int) -> tuple[list[str], bool]:
         """Return the tests that reach the statement of a line, the quickest first.
 
-        Lines that run on import are reached by every test that reaches the file.
+        Lines that run on import are reached by every test that reaches the file; then, and where
+        none is known, the second value is False: other tests may notice a change too.
         """
         reached = self.lines.get(file, {})
         first, last = statement(source, line)
         names = {name for at in range(first, last + 1) for name in reached.get(at, ())}
+        exact = bool(names) and "" not in names
         if "" in names:
             names = {name for tests in reached.values() for name in tests}
-        return sorted(names - {""}, key=lambda name: (self.seconds.get(name, 0.0), name))
+        return sorted(names - {""}, key=lambda n: (self.seconds.get(n, 0.0), n)), exact
 
 
 def statement(source: str, line: int) -> tuple[int, int]:
