@@ -208,6 +208,25 @@ def _meet(group: Group, mutant: Mutant, reach: Reach, whole_s: float, copy: Path
     )  # fmt: skip
 
 
+def _sample(copy: Path, count: int, seed: int) -> dict[str, list[Mutant]]:
+    """Return the mutants of each group, in random order, and print how many are possible."""
+    mutants = {group.name: possible(copy, group.modules) for group in GROUPS}
+    sizes = {name: len(found) for name, found in mutants.items()}
+    print(json.dumps({"possible": sizes}), flush=True)
+    counts = shares(sizes, count)
+    return {name: chosen(mutants[name], counts[name], f"{seed} {name}") for name in sizes}
+
+
+def _survivors(path: Path) -> dict[str, list[Mutant]]:
+    """Return what survived an earlier run on the same code."""
+    out: dict[str, list[Mutant]] = {group.name: [] for group in GROUPS}
+    for row in json.loads(path.read_text()):
+        if row["outcome"] == "survived":
+            fields = (row["file"], row["operator"], row["occurrence"], row["line"])
+            out[row["group"]].append(Mutant(*fields))
+    return out
+
+
 def main() -> int:
     """Run the campaign and print the share of mutants that the tests noticed."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -215,29 +234,27 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--group", choices=[g.name for g in GROUPS], action="append")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--again", type=Path, help="meet the survivors of an earlier run's --out")
     args = parser.parse_args()
     out: Path = args.out.absolute()
     with tempfile.TemporaryDirectory() as name:
         copy = Path(name) / "copy"
         ignored = shutil.ignore_patterns(".git", ".venv", ".*_cache", "__pycache__", "runs")
         shutil.copytree(ROOT, copy, ignore=ignored)
-        mutants = {group.name: possible(copy, group.modules) for group in GROUPS}
-        counts = shares({name: len(found) for name, found in mutants.items()}, args.mutants)
+        plan = _survivors(args.again) if args.again else _sample(copy, args.mutants, args.seed)
         rows: list[dict[str, Any]] = []
         for group in GROUPS:
-            if args.group and group.name not in args.group:
+            if not plan[group.name] or (args.group and group.name not in args.group):
                 continue
             reach, whole_s = _reach(group, copy)
             tally: Counter[str] = Counter()
-            for mutant in chosen(
-                mutants[group.name], counts[group.name], f"{args.seed} {group.name}"
-            ):
+            for mutant in plan[group.name]:
                 outcome = _meet(group, mutant, reach, whole_s, copy)
                 tally[outcome.outcome] += 1
                 rows.append(asdict(outcome))
                 out.write_text(json.dumps(rows, indent=1))
-            line = {"group": group.name, "possible": len(mutants[group.name])}
-            print(json.dumps({**line, "tests_s": round(whole_s, 1), **tally}), flush=True)
+            line = {"group": group.name, "tests_s": round(whole_s, 1)}
+            print(json.dumps({**line, **tally}), flush=True)
     return 0
 
 
