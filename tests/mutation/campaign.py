@@ -86,8 +86,10 @@ GROUPS: Final = (
         (
             "tests/conformance", f"{UNIT}/sim", "tests/laws/test_plain_oracle.py",
             "tests/laws/test_events_kernel.py", "tests/laws/test_lockstep_laws.py",
+            "tests/laws/test_replay_laws.py",
             # They hold compiled against interpreted, or take minutes without a compiler.
             f"--deselect={UNIT}/sim/test_engine.py::test_compiled_equals_interpreted",
+            "--deselect=tests/laws/test_replay_laws.py::test_compiled_equals_interpreted",
             f"--deselect={UNIT}/sim/test_kernel_cache.py",
             "--deselect=tests/laws/test_events_kernel.py::test_recorded_scenarios",
             *(
