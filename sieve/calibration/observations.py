@@ -139,7 +139,10 @@ def _read(path: Path) -> bytes:
 
 def _csv(path: Path, text: str) -> Iterator[tuple[str, Observation | str]]:
     reader = csv.DictReader(io.StringIO(text, newline=""))
-    header = reader.fieldnames or []
+    try:
+        header = reader.fieldnames or []
+    except csv.Error as error:
+        raise ResultError(f"{path}: line 1: no header of a CSV: {error}") from None
     missing = [name for name in COLUMNS if name not in header]
     if missing:
         raise ResultError(

@@ -100,7 +100,12 @@ def parse(file: TraceFile) -> dict[str, Any]:
 
 
 def _from_csv(text: str, label: str) -> dict[str, Any]:
-    rows = list(csv.reader(io.StringIO(text)))
+    try:
+        rows = list(csv.reader(io.StringIO(text, newline="")))
+    except csv.Error as error:
+        raise TraceError(
+            f"{label}: no CSV: {error}; expected a header and a row a metric"
+        ) from None
     head = [cell.strip() for cell in rows[0]]
     table: dict[str, Any] = {}
     for number, row in enumerate(rows[1:], 2):
