@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from sieve.catalog.names import nearest_names
 from sieve.errors import Fault, SpecError
+from sieve.jobs.sweep import expanded
 from sieve.resources import exists
 from sieve.spec import RunSpec, parse_yaml
 from sieve.spec.loader import stream_yaml
@@ -84,10 +85,11 @@ def read_jobs(path: Path) -> JobFile:
 
 
 def _add(jobs: list[Job], line: int | None, entry: Any, source: str) -> None:
-    if len(jobs) == MAX_JOBS:
-        raise _fault(source, "jobs", f"more than {MAX_JOBS:,} jobs; split the file")
-    text = json.dumps(entry, ensure_ascii=False, separators=(",", ":"))
-    jobs.append(Job(len(jobs) + 1, line, text))
+    for single in expanded(entry):
+        if len(jobs) == MAX_JOBS:
+            raise _fault(source, "jobs", f"more than {MAX_JOBS:,} jobs; split the file")
+        text = json.dumps(single, ensure_ascii=False, separators=(",", ":"))
+        jobs.append(Job(len(jobs) + 1, line, text))
 
 
 def _read(path: Path) -> str:

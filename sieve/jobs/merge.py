@@ -17,6 +17,8 @@ from typing import Any, Final
 from sieve.catalog.names import nearest_names
 from sieve.errors import Fault, SpecError
 from sieve.jobs.job_file import OWN_KEYS, Job, JobFile, kind_of
+from sieve.jobs.sweep import KEY as SWEEP
+from sieve.jobs.sweep import fault_of
 from sieve.resources import data_folder
 from sieve.spec import ResolvedSpec, RunSpec, is_path, load_mapping, load_spec
 from sieve.spec.models import NAME_PATTERN
@@ -108,7 +110,9 @@ def job_spec(job: Named, jobs: JobFile) -> ResolvedSpec:
     if not isinstance(entry, dict):
         message = f"found {kind_of(entry)}, expected a mapping with spec or spec keys"
         raise SpecError(source, [Fault("", message, job.job.line)])
-    allowed = [*OWN_KEYS, *(name for name in RunSpec.model_fields if name not in OWN_KEYS)]
+    if SWEEP in entry:  # a sound one was replaced by its jobs
+        raise SpecError(source, [Fault(SWEEP, str(fault_of(entry)), job.job.line)])
+    allowed = [*OWN_KEYS, SWEEP, *(name for name in RunSpec.model_fields if name not in OWN_KEYS)]
     faults = [
         Fault(key, f"unknown key; nearest: {', '.join(nearest_names(key, allowed))}", job.job.line)
         for key in entry
