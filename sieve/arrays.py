@@ -23,6 +23,10 @@ COMPONENTS = ("tokens", "head", "decode_attention", "prefill_attention", "host")
 """Parts of an iteration's time, in the order of `StepTable` and `SimResult.component_s`."""
 
 
+_ROWS = 1 << 16
+"""Requests whose blocks are worked on at a time, so that few copies of all are made."""
+
+
 @dataclass(frozen=True, eq=False)
 class PrefixBlocks:
     """What the prompts of a trace have in common, as chains of blocks.
@@ -44,10 +48,15 @@ class PrefixBlocks:
 
         A block counts as cached if an earlier request of the list has it.
         """
-        owner = np.repeat(np.arange(len(self.prompt)), np.diff(self.start))
-        first = np.full(int(self.ids.max(initial=-1)) + 1, len(self.prompt), np.int64)
-        np.minimum.at(first, self.ids, owner)
-        seen = np.bincount(owner[first[self.ids] < owner], minlength=len(self.prompt))
+        first = np.full(int(self.ids.max(initial=-1)) + 1, len(self.prompt), np.int32)
+        seen = np.zeros(len(self.prompt), np.int64)
+        for low in range(0, len(self.prompt), _ROWS):
+            rows = np.arange(low, min(low + _ROWS, len(self.prompt)))
+            ids = self.ids[self.start[low] : self.start[rows[-1] + 1]]
+            owner = np.repeat(rows, np.diff(self.start[low : rows[-1] + 2])).astype(np.int32)
+            new = ids[::-1]  # assigned backwards, so that the first owner stays
+            first[new] = np.minimum(first[new], owner[::-1])
+            seen[rows] = np.bincount(owner[first[ids] < owner] - low, minlength=len(rows))
         return np.asarray(np.maximum(self.prompt - seen * self.block_tokens, 1), np.int64)
 
     def take(self, rows: IntArray) -> PrefixBlocks:
@@ -56,8 +65,12 @@ class PrefixBlocks:
             return self
         count = np.diff(self.start)[rows]
         start = np.concatenate(([0], np.cumsum(count))).astype(np.int64)
-        inside = np.arange(int(start[-1])) - np.repeat(start[:-1], count)
-        ids = self.ids[np.repeat(self.start[rows], count) + inside]
+        ids = np.empty(int(start[-1]), np.int64)
+        for low in range(0, len(rows), _ROWS):
+            end = min(low + _ROWS, len(rows))
+            part = np.arange(start[low], start[end])
+            part += np.repeat(self.start[rows[low:end]] - start[low:end], count[low:end])
+            ids[start[low] : start[end]] = self.ids[part]
         return PrefixBlocks(self.block_tokens, start, ids, self.prompt[rows])
 
 

@@ -37,6 +37,8 @@ from stages import STAGES, s5_simulate, s6_rank
 
 _COSTED = 50_000
 """Candidates of a part of a grid whose replay is estimated; they stand for all."""
+_KINDS = 400
+"""Of these, so many kinds that differ by more than their seats."""
 WHOLE = 1_000_000
 """A grid of more combinations is searched in blocks, and its run folder holds a part of it."""
 NO_SLOS = SloSet()
@@ -235,13 +237,18 @@ def exhaustive_cost(outcome: Outcome, context: RunContext, *, chosen: bool = Fal
     total = len(frame)
     if outcome.is_partial and not chosen:
         total = outcome.num_hopeful
+    fixed = [name for name in (*AXES, *context.options) if name != "max_num_seqs"]
+    kinds = frame.select(fixed).unique(maintain_order=True)
+    if len(kinds) > 2 * _KINDS:  # candidates that run alike stay together
+        kinds = kinds.gather_every(len(kinds) // _KINDS)
+        frame = frame.join(kinds, on=fixed, how="semi", nulls_equal=True, maintain_order="left")
     middle = Ends(step=1.0, prompt=1.0)
     estimates = Estimates(frame, context.tables, context.requests, context.workload, middle)
     cost = replay_cost(
         estimates,
         context.spec.run.traffic.levels,
         in_sequence=context.engine.replay["batches_in_flight"] != "pp",
-        fixed=[name for name in (*AXES, *context.options) if name != "max_num_seqs"],
+        fixed=fixed,
     )
     return cost.scaled(total)
 

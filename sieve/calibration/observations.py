@@ -142,7 +142,7 @@ def _csv(path: Path, text: str) -> Iterator[tuple[str, Observation | str]]:
     try:
         header = reader.fieldnames or []
     except csv.Error as error:
-        raise ResultError(f"{path}: line 1: {error}") from error
+        raise ResultError(f"{path}: line 1: no header of a CSV: {error}") from None
     missing = [name for name in COLUMNS if name not in header]
     if missing:
         raise ResultError(

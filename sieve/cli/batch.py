@@ -38,6 +38,13 @@ def batch(
     workers: Annotated[
         int | None, typer.Option(help="Jobs at a time; default one a core.", metavar="N")
     ] = None,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(
+            help="Correct predictions by what `sieve calibrate` learned, in jobs that name none.",
+            metavar="FILE",
+        ),
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Run the sizing jobs of a file: one run folder each, and one summary.
@@ -70,6 +77,7 @@ def batch(
             executor=executor,
             ray_address=ray_address,
             workers=workers,
+            calibration=calibration,
             progress=progress,
         )
     for row in summary["jobs"]:

@@ -33,6 +33,10 @@ def nightly(
         list[str] | None,
         typer.Option("--set", help="Override a key: --set fleet.max_gpus=8.", metavar="K=V"),
     ] = None,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(help="Correct predictions by what `sieve calibrate` learned.", metavar="FILE"),
+    ] = None,
     executor: Annotated[str, typer.Option(help="auto, local or ray.")] = "auto",
     ray_address: Annotated[
         str | None, typer.Option(help="Address of a Ray cluster.", metavar="A")
@@ -58,6 +62,7 @@ def nightly(
         form=form,
         day=day,
         overrides=overrides or [],
+        calibration=calibration,
         executor=executor,
         ray_address=ray_address,
     )

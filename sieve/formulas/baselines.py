@@ -12,7 +12,6 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import nnls
 
 from sieve.errors import InvalidInput
 from sieve.formulas import slim_inputs as checked
@@ -142,6 +141,8 @@ def _relative_nnls(features: Floats, target: Floats) -> tuple[Floats, float]:
         scale = np.linalg.norm(design, axis=0)
     if not np.all(np.isfinite(scale)):
         raise InvalidInput("the training rows are beyond double precision")
+    from scipy.optimize import nnls  # late: slow to import
+
     weights = nnls(design / scale, np.ones(len(target)), maxiter=500)[0] / scale
     residuals = design @ weights - 1
     return weights, float(residuals @ residuals)

@@ -14,7 +14,6 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import least_squares, nnls
 
 from sieve.errors import InvalidInput
 from sieve.formulas import slim_inputs as checked
@@ -236,6 +235,8 @@ def _minimum(terms: _Terms) -> Floats:
 
 def _polish(terms: _Terms, start: Floats) -> Floats:
     """Return a minimum near `start`; the second method finds minima on the limits exactly."""
+    from scipy.optimize import least_squares  # late: slow to import
+
     inside = np.clip(start, _LOW + 1e-9, _HIGH - 1e-9)
     found = start
     for method in ("trf", "dogbox"):
@@ -274,6 +275,8 @@ def _linear_start(terms: _Terms, offset: float) -> Floats:
     scale = np.linalg.norm(design, axis=0)
     if not np.all(np.isfinite(scale) & (scale > 0)):
         raise InvalidInput("the observations are beyond double precision")
+    from scipy.optimize import nnls  # late: slow to import
+
     weights = nnls(design / scale, np.ones(len(both)), maxiter=500)[0] / scale
     compute, dense, width, memory, fixed = weights
     eta_m = 1 / max(memory, 0.1)

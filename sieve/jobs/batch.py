@@ -16,10 +16,11 @@ from typing import IO, Any, Final
 
 from sieve.api import RunResult
 from sieve.api import run as run_spec
+from sieve.calibration.serving_file import read_calibration
 from sieve.catalog.models import config_file
 from sieve.errors import InvalidInput, ResultError, SieveError
 from sieve.jobs.job_file import JobFile, read_jobs
-from sieve.jobs.merge import Named, job_spec, named
+from sieve.jobs.merge import Named, calibration_of, job_spec, named
 from sieve.jobs.summary import error_row, result_row, to_csv, to_document
 from sieve.parallel import LocalExecutor, make_executor
 from sieve.results import CHECKPOINT, read_result, to_json, write_atomically
@@ -38,7 +39,8 @@ _CHUNK_BYTES: Final = 1 << 20
 class _Shared:
     """What every job reads.
 
-    `folder` is None where the caller writes the run folders; `workers` run one job's replays.
+    `folder` is None where the caller writes the run folders; `workers` run one job's replays;
+    `calibration` holds for jobs that name none.
     """
 
     jobs: JobFile
@@ -46,6 +48,7 @@ class _Shared:
     out: Path
     resume: bool
     workers: int
+    calibration: Path | None
 
 
 Done = tuple[dict[str, Any], RunResult | None, str]
@@ -60,6 +63,7 @@ def batch(
     executor: str = "auto",
     ray_address: str | None = None,
     workers: int | None = None,
+    calibration: str | Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
     """Run every job of a file and return the summary, which is written to `out` too.
@@ -72,6 +76,7 @@ def batch(
         executor: `auto` (threads), `local` or `ray`.
         ray_address: address of a Ray cluster.
         workers: jobs at a time on threads; default: one a core.
+        calibration: file of `sieve calibrate` for the jobs that name none.
         progress: called with (done, total) jobs.
 
     Raises:
@@ -86,6 +91,8 @@ def batch(
         raise InvalidInput(f"found --workers {workers}; expected at least 1")
     file = read_jobs(Path(jobs))
     items = named(file)
+    if calibration is not None:
+        read_calibration(Path(calibration))  # its faults are not a job's
     folder = Path(out)
     lock = _open(folder, resume=resume)
     try:
@@ -98,6 +105,7 @@ def batch(
             out=folder.resolve(),
             resume=resume,
             workers=max(1, cores // len(items)) if is_local else 1,
+            calibration=None if calibration is None else Path(calibration).resolve(),
         )
         done = 0
 
@@ -146,7 +154,8 @@ def run_job(shared: _Shared, item: Named) -> Done:
     key = ""
     try:
         spec = job_spec(item, shared.jobs)
-        key = job_key(spec)
+        calibration = calibration_of(item, shared.jobs, shared.calibration)
+        key = job_key(spec, calibration)
         if shared.resume and (known := finished(shared.out / spec.run.name, key)) is not None:
             row = result_row(item.job.number, known, reused=True)
             return row | {"elapsed_s": time.perf_counter() - started}, None, key
@@ -155,6 +164,7 @@ def run_job(shared: _Shared, item: Named) -> Done:
             out=None if shared.folder is None else shared.folder / spec.run.name,
             executor=LocalExecutor(shared.workers),
             resume=shared.resume and shared.folder is not None,
+            calibration=calibration,
             reuse=_reuse(),
         )
     except (SieveError, OSError) as error:
@@ -219,9 +229,11 @@ def _open(folder: Path, *, resume: bool) -> IO[bytes]:
     return lock
 
 
-def job_key(spec: ResolvedSpec) -> str:
+def job_key(spec: ResolvedSpec, calibration: Path | None = None) -> str:
     """Return the digest of all that a job's answer depends on: spec, files read, version."""
     files = {}
+    if calibration is not None:
+        files["calibration"] = _digest(calibration)
     run = spec.run
     if run.traffic.trace is not None:
         files["trace"] = _digest(spec.base_dir / run.traffic.trace)

@@ -16,15 +16,18 @@ from typing import Any, Final
 
 from sieve.catalog.names import nearest_names
 from sieve.errors import Fault, SpecError
+from sieve.jobs.sweep import expanded
 from sieve.resources import exists
 from sieve.spec import RunSpec, parse_yaml
 from sieve.spec.loader import stream_yaml
 
 MAX_FILE_BYTES: Final = 256_000_000
 MAX_JOBS: Final = 1_000_000
-OWN_KEYS: Final = ("name", "spec", "set")
+OWN_KEYS: Final = ("name", "spec", "set", "calibration")
 TOP_KEYS: Final = ("defaults", "jobs")
-_TEXT_COLUMNS: Final = ("name", "spec", "model", "engine", "traffic.trace", "traffic.format")
+_TEXT_COLUMNS: Final = (
+    "name", "spec", "calibration", "model", "engine", "traffic.trace", "traffic.format",
+)  # fmt: skip
 """Cells that are read as they stand; all others are YAML values."""
 _OPEN: Final = ("slo", "model", "grid")
 """Keys whose own keys are checked when the job is read, not from the header."""
@@ -82,10 +85,11 @@ def read_jobs(path: Path) -> JobFile:
 
 
 def _add(jobs: list[Job], line: int | None, entry: Any, source: str) -> None:
-    if len(jobs) == MAX_JOBS:
-        raise _fault(source, "jobs", f"more than {MAX_JOBS:,} jobs; split the file")
-    text = json.dumps(entry, ensure_ascii=False, separators=(",", ":"))
-    jobs.append(Job(len(jobs) + 1, line, text))
+    for single in expanded(entry):
+        if len(jobs) == MAX_JOBS:
+            raise _fault(source, "jobs", f"more than {MAX_JOBS:,} jobs; split the file")
+        text = json.dumps(single, ensure_ascii=False, separators=(",", ":"))
+        jobs.append(Job(len(jobs) + 1, line, text))
 
 
 def _read(path: Path) -> str:
@@ -168,8 +172,8 @@ def _defaults(value: Any, source: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise _fault(source, "defaults", f"found {kind_of(value)}, expected a mapping of spec keys")
     for key in value:
-        if key not in RunSpec.model_fields:
-            near = nearest_names(str(key), list(RunSpec.model_fields))
+        if key not in (*RunSpec.model_fields, "calibration"):
+            near = nearest_names(str(key), [*RunSpec.model_fields, "calibration"])
             raise _fault(source, f"defaults.{key}", f"unknown key; nearest: {', '.join(near)}")
     return value
 
@@ -212,14 +216,15 @@ def _check_header(header: list[str], source: str, line: int) -> None:
         raise _fault(
             source,
             f"column {name!r}",
-            f"unknown; nearest: {', '.join(near)}. Columns are name, spec and dotted spec keys",
+            f"unknown; nearest: {', '.join(near)}. Columns are name, spec, calibration and "
+            "dotted spec keys",
             line,
         )
 
 
 def columns() -> Iterator[str]:
     """Yield the columns of a CSV of jobs, but for the keys below `slo`, `model` and `grid`."""
-    yield from ("name", "spec")
+    yield from ("name", "spec", "calibration")
     for name, field in RunSpec.model_fields.items():
         yield name
         inner = getattr(field.annotation, "model_fields", None)

@@ -17,6 +17,8 @@ from typing import Any, Final
 from sieve.catalog.names import nearest_names
 from sieve.errors import Fault, SpecError
 from sieve.jobs.job_file import OWN_KEYS, Job, JobFile, kind_of
+from sieve.jobs.sweep import KEY as SWEEP
+from sieve.jobs.sweep import fault_of
 from sieve.resources import data_folder
 from sieve.spec import ResolvedSpec, RunSpec, is_path, load_mapping, load_spec
 from sieve.spec.models import NAME_PATTERN
@@ -108,7 +110,9 @@ def job_spec(job: Named, jobs: JobFile) -> ResolvedSpec:
     if not isinstance(entry, dict):
         message = f"found {kind_of(entry)}, expected a mapping with spec or spec keys"
         raise SpecError(source, [Fault("", message, job.job.line)])
-    allowed = [*OWN_KEYS, *(name for name in RunSpec.model_fields if name not in OWN_KEYS)]
+    if SWEEP in entry:  # a sound one was replaced by its jobs
+        raise SpecError(source, [Fault(SWEEP, str(fault_of(entry)), job.job.line)])
+    allowed = [*OWN_KEYS, SWEEP, *(name for name in RunSpec.model_fields if name not in OWN_KEYS)]
     faults = [
         Fault(key, f"unknown key; nearest: {', '.join(nearest_names(key, allowed))}", job.job.line)
         for key in entry
@@ -116,7 +120,9 @@ def job_spec(job: Named, jobs: JobFile) -> ResolvedSpec:
     ]
     if faults:
         raise SpecError(source, faults)
-    raw = merged(jobs.defaults, _file_keys(entry.get("spec"), jobs, source))
+    calibration_of(job, jobs)
+    defaults = {key: value for key, value in jobs.defaults.items() if key != "calibration"}
+    raw = merged(defaults, _file_keys(entry.get("spec"), jobs, source))
     raw = merged(raw, {key: value for key, value in entry.items() if key not in OWN_KEYS})
     raw["name"] = job.name
     _apply(raw, entry.get("set"), source)
@@ -124,6 +130,31 @@ def job_spec(job: Named, jobs: JobFile) -> ResolvedSpec:
         return replace(load_spec(raw, base_dir=jobs.base_dir), source=source)
     except SpecError as error:
         raise SpecError(source, error.faults) from None
+
+
+def calibration_of(job: Named, jobs: JobFile, otherwise: Path | None = None) -> Path | None:
+    """Return the calibration file of a job: its own, else the defaults', else `otherwise`.
+
+    Null in the jobs file stands for none. A relative path starts at the jobs file.
+
+    Raises:
+        SpecError: it is no path.
+    """
+    entry = job.job.entry()
+    for keys in (entry if isinstance(entry, dict) else {}, jobs.defaults):
+        if "calibration" not in keys:
+            continue
+        path = keys["calibration"]
+        if path is None:
+            return None
+        if not isinstance(path, str) or not path:
+            message = f"found {kind_of(path)}, expected the path of a file of `sieve calibrate`"
+            raise SpecError(
+                f"{jobs.source}: job {job.job.number}",
+                [Fault("calibration", message, job.job.line)],
+            )
+        return jobs.base_dir / path
+    return otherwise
 
 
 def _file_keys(spec: Any, jobs: JobFile, source: str) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from typing import Any, Final
 import polars as pl
 
 from sieve.api import prepare, result_of
+from sieve.calibration.serving_file import read_calibration
 from sieve.context import RunContext
 from sieve.errors import InvalidInput, ResultError, TraceError
 from sieve.grid import Grid
@@ -76,6 +77,7 @@ def nightly(
     form: str | None = None,
     day: str | None = None,
     overrides: Sequence[str] = (),
+    calibration: str | Path | None = None,
     executor: str = "auto",
     ray_address: str | None = None,
 ) -> dict[str, Any]:
@@ -89,6 +91,7 @@ def nightly(
         form: format of the file; detected when not given.
         day: what the day is called in the history; default: the file's name.
         overrides: `dotted.key=value` texts.
+        calibration: file of `sieve calibrate`; predictions are corrected by its measured points.
         executor: `auto`, `local` or `ray`.
         ray_address: address of a Ray cluster.
 
@@ -101,8 +104,10 @@ def nightly(
         raise TraceError(f"--traffic {path}: no such file; give one file with the day's requests")
     fan_out = make_executor(executor, ray_address)
     resolved = _resolved(Path(spec), path, form, overrides)
+    learned_file = None if calibration is None else Path(calibration)
+    learned = None if learned_file is None else read_calibration(learned_file)
     with open_history(folder) as nights:
-        key = _inputs_key(resolved, with_trace=True)
+        key = _inputs_key(resolved, learned_file, with_trace=True)
         known = nights.by_inputs(key)
         if known is not None:
             return known | {"repeated": True}
@@ -112,10 +117,10 @@ def nightly(
                 f"{folder}: the history of {last['name']!r}, and this spec is "
                 f"{resolved.run.name!r}; choose a folder of its own for each service"
             )
-        context, grid = prepare(resolved, fan_out)
+        context, grid = prepare(resolved, fan_out, calibration=learned)
         own = load_traffic(_as_it_is(resolved), seed=context.seed, base_dir=resolved.base_dir)
         tonight = _Tonight(grid, context, profile(own), last, nights.last_search())
-        record = _decided(tonight, _inputs_key(resolved, with_trace=False))
+        record = _decided(tonight, _inputs_key(resolved, learned_file, with_trace=False))
         number = 1 if last is None else last["night"] + 1
         record = {
             "schema_version": RECORD_VERSION,
@@ -124,7 +129,11 @@ def nightly(
             "day": day or path.name,
             "recorded_at": datetime.now(UTC).isoformat(timespec="seconds"),
             "name": resolved.run.name,
-            "inputs": {"sha256": key, "traffic_sha256": context.requests.sha256},
+            "inputs": {
+                "sha256": key,
+                "traffic_sha256": context.requests.sha256,
+                "calibration_sha256": None if learned is None else learned.sha256,
+            },
             **record,
             "notes": _notes(resolved),
         }
@@ -157,11 +166,11 @@ def _as_it_is(spec: ResolvedSpec) -> TrafficSpec:
     return spec.run.traffic.model_copy(update=gone)
 
 
-def _inputs_key(spec: ResolvedSpec, *, with_trace: bool) -> str:
+def _inputs_key(spec: ResolvedSpec, calibration: Path | None, *, with_trace: bool) -> str:
     """Return the digest of a night's inputs, or of all but the day; the file's name is neither."""
     unnamed = spec.run.traffic.model_copy(update={"trace": "", "format": None})
     bare = replace(spec, run=spec.run.model_copy(update={"traffic": unnamed}))
-    key = job_key(bare)
+    key = job_key(bare, calibration)
     if with_trace:
         with (spec.base_dir / str(spec.run.traffic.trace)).open("rb") as file:
             form = spec.run.traffic.format
@@ -236,7 +245,7 @@ def _why_at_once(tonight: _Tonight, spec_sha256: str) -> list[str]:
         return ["first night"]
     why = []
     if last["spec_sha256"] != spec_sha256:
-        why.append("the spec, the grid or the version of sieve has changed")
+        why.append("the spec, the grid, the calibration or the version of sieve has changed")
     if tonight.incumbent is None:
         why.append("the last night had no recommendation")
     elif tonight.incumbent not in set(tonight.grid.candidates["candidate_id"]):

@@ -21,6 +21,8 @@ COLUMNS: Final = (
 """Columns of `summary.csv`. `status` is that of the answer, or `error` (exit code 2), or `bug` (1);
 `message` says what is wrong."""
 FAILED: Final = (1, 2)
+FORMULA: Final = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+"""Beginnings of a formula, also in full width; tabs and line ends are taken off before."""
 
 
 def result_row(number: int, data: Mapping[str, Any], *, reused: bool = False) -> dict[str, Any]:
@@ -78,8 +80,10 @@ def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _cell(value: Any) -> Any:
+    """Return a cell that no spreadsheet takes for a formula; texts come from strangers' specs."""
     if isinstance(value, str):
-        value = "; ".join(line.strip() for line in value.splitlines())
-    if isinstance(value, str) and value[:1] in {"=", "+", "-", "@"}:
-        return "'" + value
+        lines = (line.strip() for line in value.splitlines())
+        value = "; ".join(line for line in lines if line)
+        if value.startswith(FORMULA):
+            return "'" + value
     return "" if value is None else value

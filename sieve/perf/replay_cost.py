@@ -1,9 +1,10 @@
 """How long replays take on one core, before they are made.
 
-A replay of the kernel without a loop over requests costs a fixed part, a part a request, a part an
-engine and a part an iteration; the step kernel, which serves pipelines, several kinds of layers and
-thresholds, also a part for every request in every iteration. Iterations are a closed-form estimate.
-The constants are fitted to 360 replays of the shipped examples, see reports/validation/speed.md.
+A replay of a kernel without a loop over requests costs a fixed part, a part a request, a part an
+engine and a part an iteration (a pipeline has as many iterations as stages for one token); the step
+kernel, which serves several kinds of layers, thresholds and pipelines with shared prefixes, also a
+part for every request in every iteration. Iterations are a closed-form estimate. The constants are
+fitted to replays of the shipped examples, see reports/validation/speed.md.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from sieve.perf.estimate import Estimates
 # Seconds of one core of a shared virtual x86 machine: a replay, a request, an iteration, an engine,
 # and a request in an iteration.
 EVENTS: Final = (1.3e-3, 0.7e-6, 13e-9, 0.25e-3, 0.0)
+PIPELINE: Final = (1.3e-3, 0.9e-6, 46e-9, 0.25e-3, 0.0)
 STEPS: Final = (2.4e-3, 6.2e-6, 179e-9, 0.25e-3, 48e-9)
 _IN_PYTHON: Final = (1.3e-3, 0.25e-3)
 """Of these, what holds the interpreter's lock: a replay, an engine."""
@@ -85,28 +87,36 @@ def replay_cost(
     replicas = frame.select(num_engines()).to_series().to_numpy()[chosen]
     engines = np.minimum(replicas, min(load.users or n, n))
     token_s = estimates.tpot_s("mean")[chosen]
-    one_kind = has_one_kind(estimates.tables.model)
-    slow = ~_has_events_form(frame, in_sequence=in_sequence, one_kind=one_kind)[chosen]
-    cost = np.where(slow[:, None], np.array(STEPS), np.array(EVENTS))
+    pipelined = (
+        np.zeros(len(chosen), np.bool_) if in_sequence else frame["pp"].to_numpy()[chosen] > 1
+    )
+    slow = _goes_step_by_step(estimates, pipelined, chosen)
+    cost = np.where(pipelined[:, None], np.array(PIPELINE), np.array(EVENTS))
+    cost[slow] = STEPS
+    calls = np.where(pipelined & ~slow, frame["pp"].to_numpy()[chosen], 1)
     core = np.zeros(len(chosen))
     for level in levels:
         steps = np.full(len(chosen), tokens) if load.users else engines * load.span_s / token_s
         if not load.users:
             steps = steps / level
-        parts = (1.0, n, np.minimum(steps, tokens), engines, tokens + n)
+        parts = (1.0, n, np.minimum(steps, tokens) * calls, engines, tokens + n)
         core += sum(cost[:, k] * part for k, part in enumerate(parts))
     serial = len(levels) * (_IN_PYTHON[0] * len(chosen) + _IN_PYTHON[1] * float(engines.sum()))
     return ReplayCost(len(frame), len(frame) * len(levels), float(core.sum()), serial)
 
 
-def _has_events_form(frame: pl.DataFrame, *, in_sequence: bool, one_kind: bool) -> BoolArray:
-    fast = (pl.col("max_num_seqs") <= pl.col("max_num_batched_tokens")) & (
-        pl.col("long_prefill_token_threshold") == 0
+def _goes_step_by_step(estimates: Estimates, pipelined: BoolArray, chosen: IntArray) -> BoolArray:
+    """Return which of the chosen candidates only the step kernel can replay."""
+    frame = estimates.candidates[chosen]
+    slow = (
+        (pl.col("max_num_seqs") > pl.col("max_num_batched_tokens"))
+        | (pl.col("long_prefill_token_threshold") != 0)
+        | (pl.col("data_parallel_size") != 1)
     )
-    if not in_sequence:
-        fast &= pl.col("pp") == 1
-    fast &= pl.col("data_parallel_size") == 1
-    return frame.select(fast & pl.lit(one_kind)).to_series().to_numpy()
+    found = frame.select(slow).to_series().to_numpy()
+    if estimates.requests.prefix is not None:
+        found = found | (pipelined & frame["enable_prefix_caching"].to_numpy())
+    return found | (not has_one_kind(estimates.tables.model))
 
 
 def _distinct(estimates: Estimates, fixed: Sequence[str]) -> IntArray:

@@ -8,17 +8,17 @@ in their differences (common random numbers; Nelson and Matejcik 1995).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import sqrt
 from statistics import NormalDist
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-from sieve.arrays import BoolArray, FloatArray, IntArray
+from sieve.arrays import FloatArray, IntArray
+from sieve.sim._kernels.resamples import places
 
 RESAMPLES: Final = 500
 LARGEST_BLOCK: Final = 300
@@ -26,8 +26,8 @@ LARGEST_BLOCK: Final = 300
 PIECES: Final = 4
 """A block begins at every quarter of a block."""
 FEWEST_PIECES: Final = 40
-LARGEST_TABLE: Final = 16_000_000
-"""Numbers in the table of a metric: requests x pieces."""
+FINEST: Final = 16_000_000
+"""Requests x pieces, at most: above it the pieces get fewer."""
 SMALLEST: Final = 1e-300
 """Smallest value whose logarithm is taken."""
 
@@ -62,8 +62,8 @@ def draw(num_requests: int, seed: int, resamples: int = RESAMPLES) -> Draws:
     """Return resamples of a trace of `num_requests` requests; equal arguments, equal draws."""
     block = min(max(num_requests // 10, 1), LARGEST_BLOCK)
     pieces = max(num_requests // max(block // PIECES, 1), 1)
-    if pieces > FEWEST_PIECES:  # longer blocks keep the tables of a long trace small
-        pieces = max(min(pieces, LARGEST_TABLE // num_requests), FEWEST_PIECES)
+    if pieces > FEWEST_PIECES:  # a long trace gets longer blocks
+        pieces = max(min(pieces, FINEST // num_requests), FEWEST_PIECES)
     length = min(PIECES if block >= PIECES else block, pieces)
     blocks = max(round(pieces / length), 1)
     rng = np.random.default_rng([seed, num_requests])
@@ -76,7 +76,7 @@ def draw(num_requests: int, seed: int, resamples: int = RESAMPLES) -> Draws:
 
 
 def statistics(
-    draws: Draws, values: FloatArray, wanted: Iterable[str], weight: FloatArray | None = None
+    draws: Draws, values: FloatArray, wanted: Sequence[str], weight: FloatArray | None = None
 ) -> dict[str, FloatArray]:
     """Return each statistic (`mean`, `p99`, ...) of every resample, (resamples,) each.
 
@@ -93,48 +93,25 @@ def statistics(
     weight = np.where(present, 1.0 if weight is None else weight, 0.0)
     size = draws.total(weight)
     out: dict[str, FloatArray] = {}
-    below: npt.NDArray[Any] | None = None
-    ordered = np.sort(values[present])
+    percentiles = []
     for statistic in wanted:
-        if not len(ordered):
+        if not present.any():
             out[statistic] = np.full(len(size), np.nan)
         elif statistic == "mean":
             total = draws.total(np.where(present, values, 0.0) * weight)
             out[statistic] = total / np.where(size > 0, size, np.nan)
         else:
-            if below is None:
-                exact = float(size.max()) < 2**24  # whole numbers that 32 bits hold
-                dtype = np.float32 if exact else np.float64
-                below = _below(draws, values, present, weight, dtype)
-            rank = np.maximum(float(statistic[1:]) / 100 * (size - 1), 0.0)
-            whole = np.floor(rank)
-            low = ordered[_place(draws, below, whole)]
-            high = ordered[_place(draws, below, np.minimum(whole + 1, size - 1))]
-            out[statistic] = np.where(size > 0, low + (rank - whole) * (high - low), np.nan)
-    return out
-
-
-def _below(
-    draws: Draws, values: FloatArray, present: BoolArray, weight: FloatArray, dtype: type
-) -> npt.NDArray[Any]:
-    """Return the weight of each piece among the j + 1 smallest values, (values, pieces)."""
-    order = np.flatnonzero(present)[np.argsort(values[present], kind="stable")]
-    table: npt.NDArray[Any] = np.zeros((len(order), draws.count.shape[1]), dtype)
-    table[np.arange(len(order)), draws.piece[order]] = weight[order]
-    return np.cumsum(table, axis=0, out=table)
-
-
-def _place(draws: Draws, below: npt.NDArray[Any], rank: FloatArray) -> IntArray:
-    """Return the place of the value of each resample's rank among the sorted values."""
-    count = draws.count.astype(below.dtype)
-    low = np.zeros(len(rank), np.int64)
-    high = np.full(len(rank), len(below) - 1)
-    while (low < high).any():
-        middle = (low + high) // 2
-        enough = np.einsum("rk,rk->r", below[middle], count) > rank
-        high = np.where(enough, middle, high)
-        low = np.where(enough, low, np.minimum(middle + 1, high))
-    return low
+            percentiles.append(statistic)
+    if percentiles:
+        shares = np.array([float(statistic[1:]) / 100 for statistic in percentiles])
+        rank = np.maximum(shares[:, None] * (size - 1), 0.0)
+        order = np.flatnonzero(present)[np.argsort(values[present])]
+        whole = np.floor(rank)
+        place = places(draws.piece[order], weight[order], draws.count, whole, size - 1)
+        low, high = values[order][place]
+        found = np.where(size > 0, low + (rank - whole) * (high - low), np.nan)
+        out |= dict(zip(percentiles, found, strict=True))
+    return {statistic: out[statistic] for statistic in wanted}
 
 
 def rate_factors(

@@ -10,7 +10,7 @@ import numpy as np
 
 from sieve.arrays import FloatArray, IntArray
 from sieve.errors import TraceError
-from sieve.sim._kernels import engine, events, layout
+from sieve.sim._kernels import engine, events, layout, pipeline
 from sieve.sim._kernels.clock import GAP_BINS, GAP_FIRST_S, GAP_RATIO, NUM_SCALARS, Clock
 from sieve.sim.engine_input import EngineInput, KeyArray, SharedKeys
 from sieve.sim.events_state import EventsState, arguments, complete, new_state
@@ -92,7 +92,11 @@ def run_engine(data: EngineInput) -> EngineResult:
     Raises:
         TraceError: requests preempt themselves for ever (no room for any of them).
     """
-    result = run_events(data) if has_events_form(data) else None
+    result = None
+    if has_events_form(data):
+        result = run_events(data)
+    elif has_pipeline_form(data):
+        result = run_pipeline(data)
     if result is None:
         result = _run_steps(data)
     if result.counters[layout.STATUS] == layout.STATUS_LIVE_LOCK:
@@ -127,6 +131,32 @@ def has_events_form(data: EngineInput) -> bool:
     """Return whether the kernel without a loop over requests decides the same on `data`."""
     values = data.settings
     return bool(
+        values[layout.PIPELINE] == 1
+        and _is_plain(data)
+        and not (values[layout.FULL_RESERVATION] and values[layout.CACHING])
+        and not (values[layout.CACHING] and data.shared.early_output)
+    )
+
+
+def has_pipeline_form(data: EngineInput) -> bool:
+    """Return whether the kernel for pipelines decides the same on `data`, or says that it cannot.
+
+    Where no two prompts begin alike, the prefix cache can only be hit by a request that was
+    preempted, and that kernel preempts nobody.
+    """
+    values = data.settings
+    return bool(
+        values[layout.PIPELINE] > 1
+        and _is_plain(data)
+        and not values[layout.FULL_RESERVATION]
+        and not (values[layout.CACHING] and data.shared.num_keys)
+    )
+
+
+def _is_plain(data: EngineInput) -> bool:
+    """Return whether all that decode take part alike: in every call, or in every so many."""
+    values = data.settings
+    return bool(
         values[layout.MACRO]
         and values[layout.RECORD] == layout.RECORD_NOTHING
         and values[layout.CLOCK] != layout.CLOCK_STEPS
@@ -134,14 +164,11 @@ def has_events_form(data: EngineInput) -> bool:
         and not values[layout.THRESHOLD]
         and values[layout.PREFILL_INTERVAL] == 1
         and not values[layout.DRAFTS_K]
-        and values[layout.PIPELINE] == 1
         and values[layout.MAX_RUNNING] <= values[layout.TOKEN_BUDGET]
         and len(data.window) == 1
         and len(data.quota) == 0
         and data.window[0] == 0
         and data.fixed[0] == 0
-        and not (values[layout.FULL_RESERVATION] and values[layout.CACHING])
-        and not (values[layout.CACHING] and data.shared.early_output)
     )
 
 
@@ -190,6 +217,18 @@ def run_events(data: EngineInput) -> EngineResult | None:
     if state.counters[0, layout.STATUS] == layout.STATUS_CLASH:
         return None
     return replica_result(data, state, 0, np.arange(len(data.arrival)))
+
+
+def run_pipeline(data: EngineInput) -> EngineResult | None:
+    """Return the replay of a pipeline without a loop over requests, or None where it preempts."""
+    results, counters, component_s, gaps, samples = pipeline.replay(
+        data.settings, data.arrival, data.prompt, data.output, data.child_start, data.child,
+        data.delay, data.clock,
+    )  # fmt: skip
+    if counters[layout.STATUS] == layout.STATUS_CLASH:
+        return None
+    nobody = np.zeros(1, np.int64)
+    return _result((results, counters, nobody[:0], nobody, component_s, gaps, samples))
 
 
 def replica_result(data: EngineInput, state: EventsState, k: int, rows: IntArray) -> EngineResult:

@@ -52,7 +52,7 @@ def read(
         example = "--column ts=when --column in=prompt_tokens --column out=completion_tokens"
         raise TraceError(f"{file.label}: an access log needs columns for {', '.join(missing)}, "
                          f"as in {example}")  # fmt: skip
-    have = file.columns or tuple(dict.fromkeys(n for r in first_records(file.content) for n in r))
+    have = file.columns or tuple(dict.fromkeys(n for r in first_records(file.head) for n in r))
     for word, name in roles.items():
         if name not in have:
             near = nearest_names(name, have)

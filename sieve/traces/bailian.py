@@ -15,9 +15,10 @@ import polars as pl
 from sieve.arrays import IntArray, Requests, chain_starts
 from sieve.errors import TraceError
 from sieve.traces import jsonl
+from sieve.traces.chains import block_lists
 from sieve.traces.columns import check_ids
 from sieve.traces.files import TraceFile
-from sieve.traces.records import Records, block_lists, check_range, to_requests
+from sieve.traces.records import Records, check_range, to_requests
 
 BLOCK_TOKENS: Final = 16
 _NEEDED: Final = ("chat_id", "parent_chat_id", "timestamp", "input_length", "output_length")
@@ -37,6 +38,11 @@ def read(file: TraceFile) -> Requests:
     Raises:
         TraceError: a line that is no such request; file and line are named.
     """
+    return to_requests(_records(file))
+
+
+def _records(file: TraceFile) -> Records:
+    """Return what the lines say; the frame that they were read into ends here."""
     frame, rows, notes = jsonl.read_lines(file, _SCHEMA, _NEEDED, _check)
     check_ids(file, frame["chat_id"], rows)
     chat, parent = (frame[name].to_numpy() for name in ("chat_id", "parent_chat_id"))
@@ -47,18 +53,16 @@ def read(file: TraceFile) -> Requests:
         name: check_range(file, rows, frame[name].to_numpy(), name, least=least)
         for name, least in (("input_length", 1), ("output_length", 0))
     }
-    return to_requests(
-        Records(
-            file=file,
-            rows=rows,
-            input_tokens=lengths["input_length"],
-            output_tokens=lengths["output_length"],
-            time_s=frame["timestamp"].to_numpy().astype(np.float64),
-            session=session,
-            blocks=block_lists(frame["hash_ids"], rows, BLOCK_TOKENS, file),
-            names={"blocks": "hash_ids"},
-            notes=tuple(notes),
-        )
+    return Records(
+        file=file,
+        rows=rows,
+        input_tokens=lengths["input_length"],
+        output_tokens=lengths["output_length"],
+        time_s=frame["timestamp"].to_numpy().astype(np.float64),
+        session=session,
+        blocks=block_lists(frame["hash_ids"], rows, BLOCK_TOKENS, file),
+        names={"blocks": "hash_ids"},
+        notes=tuple(notes),
     )
 
 

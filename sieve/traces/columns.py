@@ -12,12 +12,15 @@ import polars as pl
 from sieve.arrays import IntArray
 from sieve.errors import TraceError
 from sieve.traces import jsonl
+from sieve.traces.chains import Blocks, block_lists
 from sieve.traces.files import TraceFile, listing, read_columns, token_counts
-from sieve.traces.records import Blocks, Records, block_lists, session_codes
+from sieve.traces.records import Records, session_codes
 from sieve.traces.times import read_times
 
 ROLES: Final = ("time", "input", "output", "session", "delay", "blocks", "id")
 """What a column can hold."""
+_ROWS: Final = 1 << 16
+"""Rows whose lists are read from text at a time."""
 
 
 @dataclass(frozen=True)
@@ -150,10 +153,16 @@ def _blocks(
         return None
     series = frame[name]
     if series.dtype == pl.String:
-        text = series.str.strip_chars(" []").str.replace_all(",", " ").replace("", None)
-        series = text.str.split(" ").list.eval(
-            pl.element().filter(pl.element() != "").cast(pl.Int64, strict=False)
-        )
+        parts = series.to_frame().iter_slices(_ROWS)
+        series = pl.concat([_lists(part.to_series()) for part in parts], rechunk=False)
     if not isinstance(series.dtype, pl.List) and series.dtype != pl.Null:
         raise TraceError(f"{file.label}: column {name} is {series.dtype}; expected lists")
     return block_lists(series, rows, layout.block_tokens, file, whole_only=layout.whole_only)
+
+
+def _lists(texts: pl.Series) -> pl.Series:
+    """Return texts of numbers as lists; what is no number is null."""
+    text = texts.str.strip_chars(" []").str.replace_all(",", " ").replace("", None)
+    return text.str.split(" ").list.eval(
+        pl.element().filter(pl.element() != "").cast(pl.Int64, strict=False)
+    )

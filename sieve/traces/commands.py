@@ -17,10 +17,10 @@ from sieve.traces.export import replace_file
 from sieve.traces.faults import Faults
 from sieve.traces.load import available_traffic, load_traffic
 from sieve.traces.statistics import describe, preconditions
-from sieve.traces.summary import Origin, Summary, summarise
+from sieve.traces.summary import Origin, Summary, summarise, window_length
 
 WINDOW_S: Final = 300.0
-"""Windows of a summary: 5 minutes, longer for traces above 17 hours."""
+"""Windows of a summary: 5 minutes; longer above 17 hours, shorter where the rate changes inside."""
 
 
 def inspect_traffic(
@@ -61,6 +61,11 @@ def summary_of(requests: Requests) -> Summary:
     Raises:
         TraceError: fewer than two requests that arrive in time, or a closed loop.
     """
+    arrival_s = requests.arrival_s
+    if requests.previous is None and requests.closed_loop_users is None and len(arrival_s) > 1:
+        window_s = window_length(arrival_s, WINDOW_S)
+    else:  # sessions begin too rarely for windows of their own
+        window_s = WINDOW_S
     return summarise(
         requests,
         name=Path(requests.source).name.split(".")[0] or "traffic",
@@ -72,7 +77,7 @@ def summary_of(requests: Requests) -> Summary:
             sha256=requests.sha256,
             date="",
         ),
-        window_s=WINDOW_S,
+        window_s=window_s,
     )
 
 

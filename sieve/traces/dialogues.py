@@ -13,10 +13,10 @@ from typing import Any, Final
 import numpy as np
 
 from sieve.errors import TraceError
+from sieve.traces.documents import documents, fault
 from sieve.traces.files import TraceFile
 from sieve.traces.lengths import LengthTable
 from sieve.traces.limits import MAX_TOKENS
-from sieve.traces.weka import documents
 
 INPUT: Final = ("input_length", "input_tokens", "prompt_tokens", "prompt_len")
 OUTPUT: Final = ("output_length", "output_tokens", "completion_tokens", "output_len")
@@ -36,13 +36,20 @@ def read(
         TraceError: an entry without length or text; what is needed is said.
     """
     found = [0, 0, 0]  # recorded, estimated, left out
-    pairs: list[tuple[int, int]] = []
-    for entry, where, _ in documents(file):
-        pair = _recorded(entry, where) or _texts(entry, where, output_tokens)
+    characters = characters_per_token or 1.0
+    sizes: tuple[list[int], list[int]] = ([], [])
+    for entry, where, number in documents(file):
+        try:
+            pair = _recorded(entry, where) or _texts(entry, where, output_tokens)
+        except TraceError as error:
+            fault(file, number, where, str(error))
+            continue
         if pair is None:
             found[2] += 1
             continue
-        if all(isinstance(value, int) for value in pair):
+        question, answer = pair
+        estimated = isinstance(question, str) or isinstance(answer, str)
+        if not estimated:
             found[0] += 1
         elif characters_per_token is None:
             raise TraceError(
@@ -52,17 +59,20 @@ def read(
             )
         else:
             found[1] += 1
-        pairs.append(tuple(_tokens(value, characters_per_token or 1.0) for value in pair))  # type: ignore[arg-type]
-    if not pairs:
+        sizes[0].append(_tokens(question, characters))
+        sizes[1].append(_tokens(answer, characters))
+    file.faults.conclude(file.label)
+    if not sizes[0]:
         raise TraceError(f"{file.label}: no entry has a question and an answer")
-    table = np.array(pairs, np.int64)
+    table = np.array(sizes, np.int64)
     if table.max() > MAX_TOKENS:
         raise TraceError(f"{file.label}: a length above {MAX_TOKENS:,} tokens")
-    answered = table[:, 1] > 0
+    answered = table[1] > 0
     notes = list(_notes(found, characters_per_token, int((~answered).sum())))
+    notes += [*file.notes, *file.faults.notes()]
     if not answered.any():
         raise TraceError(f"{file.label}: every answer is empty; nothing to serve")
-    return LengthTable(np.maximum(table[answered, 0], 1), table[answered, 1], tuple(notes))
+    return LengthTable(np.maximum(table[0, answered], 1), table[1, answered], tuple(notes))
 
 
 def _notes(found: list[int], ratio: float | None, failed: int) -> Iterator[str]:
@@ -77,6 +87,8 @@ def _notes(found: list[int], ratio: float | None, failed: int) -> Iterator[str]:
 def _recorded(entry: dict[str, Any], where: str) -> tuple[int, int] | None:
     usage = entry.get("usage")
     counts: dict[str, Any] = usage if isinstance(usage, dict) else entry
+    if counts.keys().isdisjoint(INPUT):
+        return None
     found: list[int] = []
     for keys in (INPUT, OUTPUT):
         key = next((k for k in keys if counts.get(k) is not None), None)
@@ -97,7 +109,9 @@ def _texts(
     if isinstance(turns, list):
         if len(turns) < 2:
             return None
-        question, reply = (t.get("value") if isinstance(t, dict) else None for t in turns[:2])
+        first, second = turns[0], turns[1]
+        question = first.get("value") if isinstance(first, dict) else None
+        reply = second.get("value") if isinstance(second, dict) else None
         if not (isinstance(question, str) and isinstance(reply, str)):
             raise TraceError(f"{where}: conversations[0].value and [1].value must be texts")
         return question, reply
@@ -116,4 +130,4 @@ def _texts(
 
 
 def _tokens(value: str | int, characters_per_token: float) -> int:
-    return value if isinstance(value, int) else round(len(value) / characters_per_token)
+    return round(len(value) / characters_per_token) if isinstance(value, str) else value

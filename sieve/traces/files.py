@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import hashlib
-import importlib
 import io
-import sys
-import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Final
 
 import numpy as np
 import polars as pl
@@ -20,56 +16,87 @@ import polars as pl
 from sieve.arrays import IntArray
 from sieve.errors import TraceError
 from sieve.traces.faults import Faults
-from sieve.traces.limits import (
-    MAX_DOCUMENT_BYTES,
-    MAX_FILE_BYTES,
-    MAX_LINE_BYTES,
-    MAX_RATIO,
-    MAX_TOKENS,
-    RATIO_FROM_BYTES,
-)
+from sieve.traces.limits import MAX_TOKENS
+from sieve.traces.unpack import HEAD_BYTES, PARQUET_MAGIC, Endings, text_pieces
 
-_GZIP_MAGIC: Final = b"\x1f\x8b"
-_ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
-_PARQUET_MAGIC: Final = b"PAR1"
-_BOM: Final = b"\xef\xbb\xbf"
-_CHUNK_BYTES: Final = 1 << 22
-_HEADER_BYTES: Final = 1 << 16
+KEPT_BYTES: Final = 256_000_000
+"""JSON beyond this is not kept in memory but read again, piece by piece."""
+PIECE_BYTES: Final = 32_000_000
+"""Of JSON lines that are parsed at a time."""
 _INDEX: Final = "__row"
 
 
 @dataclass(frozen=True, eq=False)
 class TraceFile:
-    """A traffic file in memory.
+    """A traffic file: its beginning, and its content in memory or, if it is large, on disk.
 
     Attributes:
         label: the path as the user wrote it, for messages.
         name: the file's name without folders, for reports.
-        content: the bytes, decompressed.
+        stored: the content, decompressed, with one kind of line ending; or the file's path.
         sha256: hash of the file as stored.
         columns: column names in file order, outer spaces stripped; none in JSON.
         first_row: line of the first row in a text file; 1 in a Parquet file.
         faults: what to do with rows that cannot be read, and those found so far.
         notes: what was changed while reading the bytes.
+        head: the first megabyte of the content.
     """
 
     label: str
     name: str
-    content: bytes
+    stored: bytes | Path
     sha256: str
     columns: tuple[str, ...]
     first_row: int
     faults: Faults = field(default_factory=Faults)
     notes: tuple[str, ...] = ()
+    head: bytes = b""
 
     @property
     def is_parquet(self) -> bool:
         """Whether the content is Parquet; text otherwise."""
-        return self.content.startswith(_PARQUET_MAGIC)
+        return self.head.startswith(PARQUET_MAGIC)
+
+    @property
+    def content(self) -> bytes:
+        """The whole content; read anew where it is not kept."""
+        return self.stored if isinstance(self.stored, bytes) else b"".join(self._again())
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the content in pieces of whole lines, each but the last about `PIECE_BYTES` long.
+
+        Raises:
+            TraceError: the file can no longer be read.
+        """
+        held: list[bytes] = []
+        for part in self._parts():
+            held.append(part)
+            if sum(map(len, held)) < PIECE_BYTES or b"\n" not in part:
+                continue
+            text = b"".join(held)
+            end = text.rfind(b"\n") + 1
+            held = [text[end:]]
+            yield text[:end]
+        if last := b"".join(held):
+            yield last
 
     def where(self, row: int) -> str:
         """Return file and line (text) or row (Parquet) of the row with index `row`, from 0."""
         return f"{self.label}, {'row' if self.is_parquet else 'line'} {self.first_row + row}"
+
+    def _parts(self) -> Iterator[bytes]:
+        if isinstance(self.stored, Path):
+            yield from self._again()
+            return
+        for start in range(0, len(self.stored), PIECE_BYTES):
+            yield self.stored[start : start + PIECE_BYTES]
+
+    def _again(self) -> Iterator[bytes]:
+        assert isinstance(self.stored, Path)
+        try:
+            yield from text_pieces(self.stored, self.label, Endings())
+        except OSError as error:
+            raise _unreadable(self.label, error) from None
 
 
 def read_file(path: Path, label: str, faults: Faults | None = None) -> TraceFile:
@@ -79,35 +106,51 @@ def read_file(path: Path, label: str, faults: Faults | None = None) -> TraceFile
         TraceError: no regular file, unreadable, empty, too large, a line or a compression ratio
             beyond the limits, or without a header of columns.
     """
+    endings = Endings()
     try:
         if not path.is_file():
             found = (
                 "a folder; give one CSV or Parquet file" if path.is_dir() else "not a regular file"
             )
             raise TraceError(f"{label}: {found if path.exists() else 'no such file'}")
+        kept, head = _read(path, label, endings)
         with path.open("rb") as stored:
-            content = _content(stored, path.stat().st_size, label)
-        with path.open("rb") as stored:  # a stream that unpacks may have closed the first
             digest = hashlib.file_digest(stored, "sha256").hexdigest()
     except OSError as error:
-        raise TraceError(f"{label}: cannot be read: {error.strerror or error}") from None
-    content = content.removeprefix(_BOM)
-    if not content or content.isspace():
+        raise _unreadable(label, error) from None
+    if kept is not None and (not kept or kept.isspace()):
         raise TraceError(f"{label}: the file is empty; expected a header line and requests")
-    faults = faults or Faults()
-    if content.startswith(_PARQUET_MAGIC):
-        columns = _parquet_columns(content, label)
-        return TraceFile(label, path.name, content, digest, columns, 1, faults)
-    notes: tuple[str, ...] = ()
-    if b"\r" in content:
-        plain = content.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        if content.count(b"\n") not in {0, content.count(b"\r\n")}:
-            notes = ("line endings of several kinds are mixed; all read",)
-        content = plain
-    if path.name.lower().endswith((".yaml", ".yml")):
-        return TraceFile(label, path.name, content, digest, (), 1, faults, notes)
-    columns, first_row = _text_columns(content, label)
-    return TraceFile(label, path.name, content, digest, columns, first_row, faults, notes)
+    notes = ("line endings of several kinds are mixed; all read",) if endings.mixed else ()
+    if head.startswith(PARQUET_MAGIC):
+        assert kept is not None
+        columns, first_row = _parquet_columns(kept, label), 1
+    elif path.name.lower().endswith((".yaml", ".yml")):
+        columns, first_row = (), 1
+    else:
+        columns, first_row = _text_columns(head, label)
+    stored_as = path if kept is None else kept
+    return TraceFile(
+        label, path.name, stored_as, digest, columns, first_row, faults or Faults(), notes, head
+    )
+
+
+def _read(path: Path, label: str, endings: Endings) -> tuple[bytes | None, bytes]:
+    """Return the content, None where it is JSON lines beyond `KEPT_BYTES`, and its beginning."""
+    head = b""
+    parts: list[bytes] = []
+    total, keep = 0, True
+    for piece in text_pieces(path, label, endings):
+        head = head or piece[:HEAD_BYTES]
+        total += len(piece)
+        if total > KEPT_BYTES and head.lstrip().startswith(b"{"):
+            parts, keep = [], False
+        if keep:
+            parts.append(piece)
+    return (b"".join(parts) if keep else None), head
+
+
+def _unreadable(label: str, error: OSError) -> TraceError:
+    return TraceError(f"{label}: cannot be read: {error.strerror or error}; check its permissions")
 
 
 def read_columns(
@@ -167,16 +210,20 @@ def _without_torn_lines(file: TraceFile) -> TraceFile:
             kind = "line: not UTF-8" if fault.startswith("not") else "line: too many fields"
             file.faults.add(i + 1 - file.first_row, kind, message, file.first_row)
             lines[i] = b""
-    return replace(file, content=b"\n".join(lines))
+    return replace(file, stored=b"\n".join(lines))
 
 
 def _line_fault(line: bytes, most: int) -> str:
     text = line.decode("utf-8", errors="replace")
     if "\ufffd" in text:
         return "not UTF-8 text"
-    if '"' not in text and text.count(",") >= most:
-        return f"{text.count(',') + 1} fields where the header has {most}"
-    return ""
+    if text.count('"') % 2:  # a cell over several lines, which cannot be judged by one of them
+        return ""
+    try:
+        found = text.count(",") + 1 if '"' not in text else len(next(csv.reader([text]), []))
+    except csv.Error as error:
+        return f"no row of a CSV: {error}"
+    return f"{found} fields where the header has {most}" if found > most else ""
 
 
 def token_counts(
@@ -214,132 +261,6 @@ def listing(columns: Sequence[str]) -> str:
     return shown + (f" and {len(columns) - 12} more" if len(columns) > 12 else "")
 
 
-def _content(stored: BinaryIO, size: int, label: str) -> bytes:
-    """Return the decompressed bytes, read in pieces so that every limit holds on the way."""
-    head = stored.read(4)
-    stored.seek(0)
-    packed = head.startswith(_GZIP_MAGIC) or head == _ZSTD_MAGIC
-    if not packed and size > MAX_FILE_BYTES and head == _PARQUET_MAGIC:
-        raise _too_large(label)
-    kind = "zstd" if head == _ZSTD_MAGIC else "gzip"
-    stream = stored if not packed else _unpacked(stored, kind, label)
-    pieces: list[bytes] = []
-    total = 0
-    lines = _LineLengths(label)
-    try:
-        while piece := stream.read(_CHUNK_BYTES):
-            total += len(piece)
-            if total > RATIO_FROM_BYTES and packed and total > MAX_RATIO * size:
-                raise TraceError(
-                    f"{label}: unpacks to more than {MAX_RATIO} times its size, as a compression "
-                    "bomb does; unpack it yourself if it is none"
-                )
-            if total > MAX_FILE_BYTES:
-                raise _too_large(label)
-            if head != _PARQUET_MAGIC:
-                lines.add(piece)
-            pieces.append(piece)
-    except _unpack_errors(kind) as error:
-        if not packed:
-            raise
-        raise TraceError(
-            f"{label}: damaged {kind} file after {total:,} bytes of content: {error}"
-        ) from None
-    return b"".join(pieces)
-
-
-class _LineLengths:
-    """Refuses a line beyond the limit while the file is being read."""
-
-    def __init__(self, label: str) -> None:
-        self.label, self.line, self.length, self.limit = label, 1, 0, 0
-
-    def add(self, piece: bytes) -> None:
-        if not self.limit:
-            is_json = piece.removeprefix(_BOM).lstrip().startswith((b"{", b"["))
-            self.limit = MAX_DOCUMENT_BYTES if is_json else MAX_LINE_BYTES
-        first = piece.find(b"\n")
-        self.length += len(piece) if first < 0 else first
-        if self.length > self.limit:
-            raise TraceError(
-                f"{self.label}, line {self.line}: longer than {self.limit // 10**6} MB; "
-                "one request a line is expected"
-            )
-        if first >= 0:
-            self.line += piece.count(b"\n")
-            self.length = len(piece) - piece.rfind(b"\n") - 1
-            if self.line > 1:  # a document in one line has no second one
-                self.limit = MAX_LINE_BYTES
-
-
-def _unpacked(stored: BinaryIO, kind: str, label: str) -> Any:
-    """Return a stream of the unpacked bytes; its end inside a frame is an error.
-
-    Raises:
-        TraceError: zstd, and nothing is installed that reads it.
-    """
-    if kind == "gzip":
-        return gzip.open(stored)
-    if sys.version_info >= (3, 14):
-        return importlib.import_module("compression.zstd").open(stored)
-    try:
-        return _Zstandard(stored)
-    except ImportError:
-        raise TraceError(
-            f"{label}: zstd, which needs Python 3.14 or the package zstandard; install "
-            "'sieve-sizing[zst]', or unpack the file first (zstd -d)"
-        ) from None
-
-
-class _Zstandard:
-    """The unpacked bytes of a zstd file; frames may follow each other.
-
-    The package's own stream takes a file that was cut off for one that is whole.
-    """
-
-    def __init__(self, stored: BinaryIO) -> None:
-        self._stored = stored
-        self._new = importlib.import_module("zstandard").ZstdDecompressor().decompressobj
-        self._frame = self._new()
-        self._left = b""
-        self._begun = False
-
-    def read(self, size: int) -> bytes:
-        """Return unpacked bytes, b"" at the end.
-
-        Raises:
-            EOFError: the file ends inside a frame.
-        """
-        while True:
-            packed = self._left or self._stored.read(max(size // 8, 1))
-            self._left = b""
-            if not packed:
-                if self._begun and not self._frame.eof:
-                    raise EOFError("it ends inside a frame")
-                return b""
-            if self._frame.eof:
-                self._frame = self._new()
-            self._begun = True
-            piece: bytes = self._frame.decompress(packed)
-            self._left = self._frame.unused_data
-            if piece:
-                return piece
-
-
-def _unpack_errors(kind: str) -> tuple[type[Exception], ...]:
-    """Return the errors of damaged content."""
-    found: list[type[Exception]] = [OSError, EOFError, zlib.error]
-    if kind == "zstd":
-        name = "compression.zstd" if sys.version_info >= (3, 14) else "zstandard"
-        found.append(importlib.import_module(name).ZstdError)
-    return tuple(found)
-
-
-def _too_large(label: str) -> TraceError:
-    limit_gb = MAX_FILE_BYTES // 10**9
-    return TraceError(f"{label}: more than {limit_gb} GB uncompressed; cut the trace to a window")
-
-
 def _parquet_columns(content: bytes, label: str) -> tuple[str, ...]:
     try:
         return tuple(pl.read_parquet_schema(io.BytesIO(content)))
@@ -347,9 +268,8 @@ def _parquet_columns(content: bytes, label: str) -> tuple[str, ...]:
         raise TraceError(f"{label}: damaged Parquet file: {_first_line(error)}") from None
 
 
-def _text_columns(content: bytes, label: str) -> tuple[tuple[str, ...], int]:
+def _text_columns(head: bytes, label: str) -> tuple[tuple[str, ...], int]:
     """Return the header's columns and the line of the first row; blank lines may come first."""
-    head = content[:_HEADER_BYTES]
     body = head.lstrip(b"\r\n")
     blank_lines = head[: len(head) - len(body)].count(b"\n")
     line = body.split(b"\n", 1)[0].rstrip(b"\r")

@@ -189,7 +189,7 @@ def _of_columns(file: TraceFile) -> str:
     if file.columns[0] in {"metric", "name"} and any(n.startswith("p5") for n in names):
         return "percentiles"
     if lengths.column_pair(file.columns) is None:
-        text = file.content[:2000].decode("utf-8", errors="replace")
+        text = file.head[:2000].decode("utf-8", errors="replace")
         if guidellm.looks_like(text) and "=" in text.split("\n")[0]:
             return "guidellm_synthetic"
         if "input_length" in names:
@@ -206,7 +206,7 @@ def _of_columns(file: TraceFile) -> str:
 
 
 def _of_document(file: TraceFile) -> str:
-    head = file.content[: 1 << 16]
+    head = file.head[: 1 << 16]
     stripped = head.lstrip()
     if not stripped.startswith((b"{", b"[")):
         text = head.decode("utf-8", errors="replace")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -19,7 +19,7 @@ Check = Callable[[dict[str, Any], str], None]
 """Raises the fault of one record; the second argument is file and line."""
 
 NUMBER: Final = pl.Float64()
-MAX_NUMBER: Final = 1e300
+MAX_NUMBER: Final = 2**63 - 1
 COUNT: Final = pl.Int64()
 TEXT: Final = pl.String()
 IDS: Final = pl.List(pl.Int64())
@@ -42,48 +42,44 @@ def read_lines(
     """
     if file.is_parquet:
         raise TraceError(f"{file.label}: expected JSON lines, but this is a Parquet file")
-    content = file.content
-    frame, lines = _parse(content, schema, needed)
-    if frame is None:
-        content = _without_faults(file, check)
-        frame, lines = _parse(content, schema, needed)
-    if frame is None or not len(frame):
+    frames, numbers, first = [], [], 1
+    for piece in file.pieces():
+        frame, lines = _parse(piece, schema, needed)
+        if frame is None:
+            frame, lines = _repaired(_without_faults(file, piece, first, check), schema, needed,
+                                     file, first)  # fmt: skip
+        frames.append(frame)
+        numbers.append(lines + (first - file.first_row))
+        first += piece.count(b"\n")
+    whole = pl.concat(frames, rechunk=False)
+    if not len(whole):
         raise TraceError(
-            f"{file.label}: {'no line is a request' if frame is not None else 'not JSON lines'}; "
-            f"needed in each line: {', '.join(needed)}"
+            f"{file.label}: no line is a request; needed in each line: {', '.join(needed)}"
         )
-    rows = lines - file.first_row
-    return frame, rows, _misspelt(content, schema)
+    return whole, np.concatenate(numbers), _misspelt(file.head, schema)
 
 
 def _parse(
     content: bytes, schema: Mapping[str, pl.DataType], needed: Sequence[str]
 ) -> tuple[pl.DataFrame | None, IntArray]:
-    lines = _filled_lines(content)
-    if not len(lines):
-        return pl.DataFrame(schema=dict(schema)), lines
+    """Return the rows of whole lines, None if one does not fit, and their lines from 0."""
     try:
         frame = pl.read_ndjson(io.BytesIO(content), schema=dict(schema))
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, ValueError):
-        return None, lines
-    whole = len(frame) == len(lines)
-    return (frame if whole and not any(frame[c].has_nulls() for c in needed) else None), lines
-
-
-def _filled_lines(content: bytes) -> IntArray:
-    """Return the numbers of the lines that are not blank, from 1."""
+        return None, np.zeros(0, np.int64)
     num_lines = content.count(b"\n") + (not content.endswith(b"\n"))
-    blank = b"\n\n" in content or b"\n " in content or content[:1].isspace()
-    if not blank and content and not content.isspace():
-        return np.arange(1, num_lines + 1)
-    filled = [i for i, line in enumerate(content.split(b"\n"), 1) if line.strip()]
-    return np.array(filled, np.int64)
+    lines = np.arange(num_lines)
+    if len(frame) != num_lines:  # a filled line is one row, a blank line none
+        filled = [bool(line.strip()) for line in content.split(b"\n")]
+        lines = np.flatnonzero(filled)
+    fits = len(frame) == len(lines) and not any(frame[c].has_nulls() for c in needed)
+    return (frame if fits else None), lines
 
 
-def _without_faults(file: TraceFile, check: Check) -> bytes:
-    """Return the content with the lines that do not fit emptied; they are noted as faults."""
-    lines = file.content.split(b"\n")
-    for number, line in enumerate(lines, 1):
+def _without_faults(file: TraceFile, piece: bytes, first: int, check: Check) -> list[bytes]:
+    """Return the lines, those that do not fit emptied and noted as faults; `first` is a number."""
+    lines = piece.split(b"\n")
+    for number, line in enumerate(lines, first):
         if not line.strip():
             continue
         where = f"{file.label}, line {number}"
@@ -93,13 +89,47 @@ def _without_faults(file: TraceFile, check: Check) -> bytes:
             text = str(error)
             kind = text.removeprefix(f"{where}: ").split(" is ")[0].split(" (")[0][:60]
             file.faults.add(number - file.first_row, kind, text, file.first_row)
-            lines[number - 1] = b""
-    return b"\n".join(lines)
+            lines[number - first] = b""
+    return lines
+
+
+def _repaired(
+    lines: list[bytes],
+    schema: Mapping[str, pl.DataType],
+    needed: Sequence[str],
+    file: TraceFile,
+    first: int,
+) -> tuple[pl.DataFrame, IntArray]:
+    """Return the rows of lines that passed the check; one that is refused even so is a fault."""
+    for i in _refused(lines, schema, needed):
+        text = f"{file.label}, line {first + i}: no JSON of the form that is read here"
+        text += f"; needed in each line: {', '.join(needed)}"
+        file.faults.add(first + i - file.first_row, "no JSON", text, file.first_row)
+        lines[i] = b""
+    frame, places = _parse(b"\n".join(lines), schema, needed)
+    return (pl.DataFrame(schema=dict(schema)) if frame is None else frame), places
+
+
+def _refused(
+    lines: list[bytes], schema: Mapping[str, pl.DataType], needed: Sequence[str]
+) -> Iterator[int]:
+    """Yield the places of lines that the parser refuses, found by halving."""
+    if not any(line.strip() for line in lines) or (
+        _parse(b"\n".join(lines), schema, needed)[0] is not None
+    ):
+        return
+    if len(lines) == 1:
+        yield 0
+        return
+    half = len(lines) // 2
+    yield from _refused(lines[:half], schema, needed)
+    for i in _refused(lines[half:], schema, needed):
+        yield half + i
 
 
 def _record(line: bytes, where: str) -> dict[str, Any]:
     try:
-        record = json.loads(line, parse_constant=_no_number)
+        record = json.loads(line, parse_constant=no_number)
     except (ValueError, RecursionError) as error:
         raise TraceError(f"{where}: no JSON ({str(error)[:80]})") from None
     if not isinstance(record, dict):
@@ -107,8 +137,12 @@ def _record(line: bytes, where: str) -> dict[str, Any]:
     return record
 
 
-def _no_number(word: str) -> None:
-    """Refuse the words that Python reads beyond JSON."""
+def no_number(word: str) -> None:
+    """Refuse the words that Python reads beyond JSON.
+
+    Raises:
+        ValueError: always.
+    """
     raise ValueError(f"{word} is no number of JSON")
 
 
@@ -137,19 +171,21 @@ def check_types(record: Mapping[str, Any], where: str, schema: Mapping[str, pl.D
         value = record.get(key)
         if value is None:
             continue
-        shown = json.dumps(value)[:40]
-        if dtype == COUNT and (isinstance(value, bool) or not isinstance(value, int)):
-            raise TraceError(f"{where}: {key} is {shown}; expected a whole number of tokens")
-        if dtype == NUMBER and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise TraceError(f"{where}: {key} is {shown}; expected a number")
-        if dtype == NUMBER and not -MAX_NUMBER <= value <= MAX_NUMBER:
-            raise TraceError(f"{where}: {key} is {shown}; expected up to {MAX_NUMBER:g}")
-        if dtype == TEXT and not isinstance(value, str | int):
-            raise TraceError(f"{where}: {key} is {shown}; expected text")
-        if dtype == IDS and not (
+        if isinstance(dtype, pl.Int64):
+            fits, expected = type(value) is int, "expected a whole number of tokens"
+        elif isinstance(dtype, pl.Float64):
+            fits = type(value) in (int, float) and -MAX_NUMBER <= value <= MAX_NUMBER
+            expected = f"expected a number up to {MAX_NUMBER:g}"
+        elif isinstance(dtype, pl.String):
+            fits, expected = isinstance(value, str | int), "expected text"
+        elif not (
             isinstance(value, list) and all(type(i) is int and -(2**63) <= i < 2**63 for i in value)
         ):
             raise TraceError(f"{where}: {key} is no list of whole numbers of 64 bits")
+        else:
+            continue
+        if not fits:
+            raise TraceError(f"{where}: {key} is {json.dumps(value)[:40]}; {expected}")
 
 
 def check_counts(record: Mapping[str, Any], where: str, keys: Sequence[str]) -> None:

@@ -19,10 +19,10 @@ import polars as pl
 from sieve.arrays import FloatArray, Requests
 from sieve.errors import TraceError
 from sieve.traces import jsonl
+from sieve.traces.chains import block_lists
 from sieve.traces.files import TraceFile
 from sieve.traces.records import (
     Records,
-    block_lists,
     check_range,
     session_codes,
     to_requests,
@@ -78,26 +78,29 @@ def read(file: TraceFile, form: Form) -> Requests:
     Raises:
         TraceError: a line that is no such request; file and line are named.
     """
+    return to_requests(_records(file, form))
+
+
+def _records(file: TraceFile, form: Form) -> Records:
+    """Return what the lines say; the frame that they were read into ends here."""
     frame, rows, notes = jsonl.read_lines(file, _SCHEMA, _COUNTS, _check_record)
-    return to_requests(
-        Records(
-            file=file,
-            rows=rows,
-            input_tokens=check_range(
-                file, rows, frame["input_length"].to_numpy(), "input_length", least=1
-            ),
-            output_tokens=check_range(
-                file, rows, frame["output_length"].to_numpy(), "output_length", least=0
-            ),
-            time_s=_seconds(frame["timestamp"], form),
-            delay_s=_seconds(frame["delay"], form),
-            session=session_codes(frame["session_id"]),
-            blocks=block_lists(frame["hash_ids"], rows, form.block_tokens, file),
-            priority=whole_numbers(frame["priority"], rows, file),
-            unit=form.unit,
-            names={"blocks": "hash_ids"},
-            notes=tuple(notes),
-        )
+    return Records(
+        file=file,
+        rows=rows,
+        input_tokens=check_range(
+            file, rows, frame["input_length"].to_numpy(), "input_length", least=1
+        ),
+        output_tokens=check_range(
+            file, rows, frame["output_length"].to_numpy(), "output_length", least=0
+        ),
+        time_s=_seconds(frame["timestamp"], form),
+        delay_s=_seconds(frame["delay"], form),
+        session=session_codes(frame["session_id"]),
+        blocks=block_lists(frame["hash_ids"], rows, form.block_tokens, file),
+        priority=whole_numbers(frame["priority"], rows, file),
+        unit=form.unit,
+        names={"blocks": "hash_ids"},
+        notes=tuple(notes),
     )
 
 

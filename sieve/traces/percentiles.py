@@ -23,7 +23,6 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
-from scipy.special import ndtri
 
 from sieve.arrays import FloatArray, IntArray, Requests
 from sieve.errors import TraceError
@@ -102,9 +101,11 @@ def parse(file: TraceFile) -> dict[str, Any]:
 
 def _from_csv(text: str, label: str) -> dict[str, Any]:
     try:
-        rows = list(csv.reader(io.StringIO(text)))
+        rows = list(csv.reader(io.StringIO(text, newline="")))
     except csv.Error as error:
-        raise TraceError(f"{label}: no table: {error}") from None
+        raise TraceError(
+            f"{label}: no CSV: {error}; expected a header and a row a metric"
+        ) from None
     head = [cell.strip() for cell in rows[0]]
     table: dict[str, Any] = {}
     for number, row in enumerate(rows[1:], 2):
@@ -159,17 +160,23 @@ def quantiles(table: Mapping[str, Any], where: str) -> tuple[FloatArray, FloatAr
         raise TraceError(f"{where}: lengths fall with rising percentile: {value.tolist()}")
     if value[-1] > largest:
         raise TraceError(f"{where}: max {largest:g} is below the highest percentile")
-    return np.asarray(ndtri(p / 100), np.float64), np.log(value), largest
+    return _normal_quantile(p / 100), np.log(value), largest
 
 
 def draw(curve: tuple[FloatArray, FloatArray, float], n: int, rng: np.random.Generator) -> IntArray:
     """Return (n,) lengths on the curve, each n-th part of the distribution once."""
     z, log_length, largest = curve
-    place = np.asarray(ndtri((rng.permutation(n) + rng.random(n)) / n), np.float64)
+    place = _normal_quantile((rng.permutation(n) + rng.random(n)) / n)
     i = np.clip(np.searchsorted(z, place) - 1, 0, len(z) - 2)
     slope = (log_length[i + 1] - log_length[i]) / (z[i + 1] - z[i])
     value = np.exp(np.minimum(log_length[i] + (place - z[i]) * slope, math.log(largest)))
     return np.asarray(np.clip(np.rint(value), 1, largest), np.int64)
+
+
+def _normal_quantile(share: FloatArray) -> FloatArray:
+    from scipy.special import ndtri  # late: slow to import
+
+    return np.asarray(ndtri(share), np.float64)
 
 
 def _arrival(table: Mapping[str, Any], label: str) -> ArrivalSpec:

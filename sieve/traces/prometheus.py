@@ -21,9 +21,9 @@ import numpy as np
 
 from sieve.arrays import FloatArray, IntArray, Requests
 from sieve.errors import TraceError
+from sieve.traces.documents import documents
 from sieve.traces.files import TraceFile
 from sieve.traces.limits import generator, whole_ns
-from sieve.traces.weka import documents
 
 INPUT: Final = "vllm:request_prompt_tokens"
 OUTPUT: Final = "vllm:request_generation_tokens"

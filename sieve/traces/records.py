@@ -20,28 +20,10 @@ from sieve.arrays import (
     chain_starts,
 )
 from sieve.errors import TraceError
+from sieve.traces.chains import Blocks, chain_ids
 from sieve.traces.files import TraceFile
 from sieve.traces.limits import MAX_SPAN_S, MAX_TOKENS, whole_ns
-
-MAX_BLOCKS = 200_000_000
-"""Most prefix blocks of a trace."""
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """The prompts of n rows as lists of block numbers.
-
-    Attributes:
-        block_tokens: tokens of a block.
-        start: (n + 1,) offsets of the lists.
-        ids: (m,) block numbers as the file gives them.
-        whole_only: the lists leave out a last block that is partly filled.
-    """
-
-    block_tokens: int
-    start: IntArray
-    ids: IntArray
-    whole_only: bool = False
+from sieve.traces.times import since_1970
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +87,7 @@ def to_requests(records: Records) -> Requests:
     good = file.faults.good(records.rows)
     kept = answered & good
     if not kept.any():
-        raise TraceError(f"{file.label}: no request is left: every row has a fault")
+        raise _nothing_left(file, "no request is left: every row has a fault")
     notes += file.faults.notes()
     turns = int((previous[kept] >= 0).sum())
     requests = Requests(
@@ -122,23 +104,29 @@ def to_requests(records: Records) -> Requests:
         line=records.rows + file.first_row,
         num_failed=int((~answered).sum()),
     )
-    notes += _session_notes(records, turns)
+    notes += _session_notes(records, kept, turns)
     if prefix is not None:
         notes.append(f"prompts share prefixes in blocks of {prefix.block_tokens} tokens")
     order = np.argsort(arrival_s, kind="stable")
-    if (np.diff(arrival_s) < 0).any():
+    if (np.diff(arrival_s[kept]) < 0).any():
         notes.append("lines were not in order of arrival; sorted")
     ranked = _in_order(requests, order[kept[order]])
     arrival_s = whole_ns(ranked.arrival_s - ranked.arrival_s[0])
     return replace(ranked, notes=tuple(notes), arrival_s=arrival_s)
 
 
-def _session_notes(records: Records, turns: int) -> list[str]:
+def _nothing_left(file: TraceFile, what: str) -> TraceError:
+    """Return the error of a file of which nothing is left, with the faults by kind."""
+    told = "".join(f"\n  {kind.count} × {kind.first}" for kind in file.faults.kinds.values())
+    return TraceError(f"{file.label}: {what}{told}")
+
+
+def _session_notes(records: Records, kept: BoolArray, turns: int) -> list[str]:
     notes = []
     if turns:
         notes.append(f"{turns} turns arrive after the previous answer of their session")
     if records.session is not None:
-        inside = records.session[records.session >= 0]
+        inside = records.session[kept & (records.session >= 0)]
         timed = int((np.diff(np.sort(inside)) == 0).sum()) - turns
         if timed > 0:
             notes.append(
@@ -175,38 +163,6 @@ def session_codes(names: pl.Series) -> IntArray | None:
     return np.asarray(codes.fill_null(-1).to_numpy(), np.int64)
 
 
-def block_lists(
-    series: pl.Series,
-    rows: IntArray,
-    block_tokens: int,
-    file: TraceFile,
-    *,
-    whole_only: bool = False,
-) -> Blocks | None:
-    """Return a column of lists of block numbers; None if no row has one.
-
-    Raises:
-        TraceError: too many, or a list that holds null.
-    """
-    if series.is_null().all():
-        return None
-    holes = series.list.eval(pl.element().is_null()).list.any().fill_null(value=False).to_numpy()
-    name = series.name
-    file.faults.check(
-        holes,
-        rows,
-        f"{name}: no whole numbers",
-        lambda i: f"{file.where(int(rows[i]))}: {name} holds null or text; expected whole numbers",
-        file.first_row,
-    )
-    count = series.list.len().fill_null(0).to_numpy().astype(np.int64)
-    if int(count.sum()) > MAX_BLOCKS:
-        raise TraceError(f"{file.label}: more than {MAX_BLOCKS:,} {name}")
-    flat = series.explode(empty_as_null=False, keep_nulls=False).fill_null(-1)
-    start = np.concatenate(([0], np.cumsum(count))).astype(np.int64)
-    return Blocks(block_tokens, start, flat.to_numpy().astype(np.int64), whole_only)
-
-
 def _previous(session: IntArray | None, n: int) -> IntArray:
     """Return the row of the same session before each, -1 where there is none, (n,)."""
     if session is None:
@@ -241,7 +197,7 @@ def _times(records: Records) -> tuple[IntArray, FloatArray, FloatArray]:
     refuse(waits & (used < 0), "has a negative delay", f"{unit} from 0 on")
     good = records.file.faults.good(records.rows)
     if not (good & ~waits).any():
-        raise TraceError(f"{records.file.label}: no request with a time is left")
+        raise _nothing_left(records.file, "no request with a time is left")
     previous = np.where(waits, last, -1).astype(np.int64)
     used = np.where(good & np.isfinite(used), used, 0.0)
     arrival_s = np.where(waits, 0.0, used)
@@ -256,12 +212,8 @@ def _times(records: Records) -> tuple[IntArray, FloatArray, FloatArray]:
 
 def _out_of_range(used: FloatArray, time: str) -> str:
     """Return what is wrong with a time out of range; a date in other units is recognised."""
-    largest = float(np.nanmax(np.abs(used)))
-    for unit, factor in (("ms", 1e3), ("us", 1e6), ("ns", 1e9)):
-        # Seconds since 1970 between 2001 and 2096, told in a smaller unit.
-        if 1e9 * factor <= largest <= 4e9 * factor:
-            return f"has a time out of range: {time} looks like {unit} since 1970, read as s"
-    return "has a time out of range"
+    looks = since_1970(float(np.nanmax(np.abs(used))), 1.0)
+    return "has a time out of range" + (f": {time} {looks}" if looks else "")
 
 
 def _refusing(records: Records) -> Callable[[BoolArray, str, str], None]:
@@ -308,56 +260,6 @@ def _prefix(records: Records, blocks: Blocks) -> PrefixBlocks:
         file.first_row,
     )
     return PrefixBlocks(size, blocks.start, chain_ids(blocks.start, blocks.ids), prompt)
-
-
-def chain_ids(start: IntArray, ids: IntArray) -> IntArray:
-    """Return numbers from 0 that are equal exactly where an id and all ids before it are.
-
-    Args:
-        start: (n + 1,) offsets of the lists.
-        ids: (m,) their ids.
-    """
-    number = _dense(ids)
-    count = np.diff(start)
-    before = np.concatenate(([-1], number[:-1]))
-    before[start[:-1][count > 0]] = -1
-    num_ids = int(number.max(initial=-1)) + 1
-    first = np.full(num_ids, -1, np.int64)
-    first[number[::-1]] = np.arange(len(number))[::-1]
-    # Most traces give a block of another beginning another id: each id has one id that it follows,
-    # so one way back to a beginning, and tells the chain.
-    if (before == before[first[number]]).all():
-        return number
-    chain = np.empty(len(ids), np.int64)
-    lists = np.flatnonzero(count)
-    at, left = start[lists], count[lists]
-    parent = np.zeros(len(lists), np.int64)
-    used = 0
-    while len(at):
-        pairs = parent * num_ids + number[at]
-        if (pairs[1:] < pairs[:-1]).any():  # lists stay in order of their chains until they part
-            order = np.argsort(pairs, kind="stable")
-            at, left, pairs = at[order], left[order], pairs[order]
-        parent = used + np.cumsum(np.concatenate(([0], pairs[1:] != pairs[:-1])))
-        chain[at] = parent
-        used = int(parent[-1]) + 1
-        more = left > 1
-        at, left, parent = at[more] + 1, left[more] - 1, parent[more]
-    return chain
-
-
-def _dense(ids: IntArray) -> IntArray:
-    """Return ids as numbers from 0 in rising order; a compact range needs no sorting."""
-    if not len(ids):
-        return ids.astype(np.int64)
-    low, high = int(ids.min()), int(ids.max())
-    if high - low < 8 * len(ids):
-        there = np.zeros(high - low + 1, np.bool_)
-        there[ids - low] = True
-        if there.all():
-            return np.asarray(ids - low, np.int64)
-        return np.asarray((np.cumsum(there) - 1)[ids - low], np.int64)
-    return np.unique(ids, return_inverse=True)[1].astype(np.int64)
 
 
 def _in_order(requests: Requests, order: IntArray) -> Requests:

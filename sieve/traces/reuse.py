@@ -13,10 +13,11 @@ from typing import Final
 
 import numpy as np
 
-from sieve.arrays import FloatArray, IntArray, PrefixBlocks
+from sieve.arrays import BoolArray, FloatArray, IntArray, PrefixBlocks
 
 MAX_USES: Final = 400_000
 """Uses of blocks that are followed exactly; more are sampled."""
+_PART: Final = 1 << 22
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,9 +49,8 @@ def hit_curve(prefix: PrefixBlocks, points: int = 16) -> HitCurve:
     ids, share = prefix.ids, 1.0
     if len(ids) > MAX_USES:
         share = MAX_USES / len(ids)
-        # A fixed mixing of the number decides, so that a block is followed in every use or in none.
-        mixed = (ids.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-        ids = ids[(mixed >> np.uint64(32)) < np.uint64(share * 2**32)]
+        parts = [ids[low : low + _PART] for low in range(0, len(ids), _PART)]
+        ids = np.concatenate([part[_followed(part, share)] for part in parts])
     tokens = float(prefix.prompt.sum())
     distance = stack_distances(ids)
     again = distance >= 0
@@ -66,6 +66,12 @@ def hit_curve(prefix: PrefixBlocks, points: int = 16) -> HitCurve:
         float(min(1.0 - prefix.fewest_computed().sum() / tokens, 1.0)),
         share,
     )
+
+
+def _followed(ids: IntArray, share: float) -> BoolArray:
+    """Return which uses are followed, (m,): a fixed mixing decides alike for uses of a block."""
+    mixed = (ids.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    return np.asarray((mixed >> np.uint64(32)) < np.uint64(share * 2**32), np.bool_)
 
 
 def stack_distances(ids: IntArray) -> IntArray:

@@ -19,6 +19,8 @@ PLACES: Final = (
     1.0,
 )  # fmt: skip
 """Places of the quantiles that are kept; closer at the ends, where heavy tails are."""
+_ROWS: Final = 1 << 16
+"""Requests that are looked at together."""
 ROOT_SHARE: Final = 0.2
 """A beginning that this share of the requests has is kept as one."""
 
@@ -140,19 +142,25 @@ def reuse_of(prefix: PrefixBlocks) -> tuple[IntArray, IntArray]:
 
     The distance is that of the last reused block; 0 where nothing is reused.
     """
-    n, count = len(prefix.prompt), np.diff(prefix.start)
-    owner = np.repeat(np.arange(n), count)
-    order = np.argsort(prefix.ids, kind="stable")
-    same = np.concatenate(([False], np.diff(prefix.ids[order]) == 0))[: len(order)]
-    last = np.full(len(order), -1, np.int64)
-    last[order] = np.where(same, owner[np.concatenate((order[:1], order[:-1]))], -1)
-    # Blocks are chains, so those that are there already come first.
-    reused = np.bincount(owner[last >= 0], minlength=n)
-    place = prefix.start[:-1] + reused - 1
-    some = reused > 0
-    distance = np.zeros(n, np.int64)
-    distance[some] = np.flatnonzero(some) - last[place[some]]
-    return reused.astype(np.int64), distance
+    n = len(prefix.prompt)
+    latest = np.full(int(prefix.ids.max(initial=-1)) + 1, -1, np.int64)
+    reused, distance = np.zeros(n, np.int64), np.zeros(n, np.int64)
+    for low in range(0, n, _ROWS):
+        rows = np.arange(low, min(low + _ROWS, n))
+        start = prefix.start[low : rows[-1] + 2]
+        ids = prefix.ids[start[0] : start[-1]]
+        owner = np.repeat(rows, np.diff(start))
+        order = np.argsort(ids, kind="stable")
+        same = np.concatenate(([False], np.diff(ids[order]) == 0))[: len(order)]
+        before = owner[np.concatenate((order[:1], order[:-1]))]
+        last = np.empty(len(order), np.int64)
+        last[order] = np.where(same, before, latest[ids[order]])
+        # Blocks are chains, so those that are there already come first.
+        reused[rows] = np.bincount(owner[last >= 0] - low, minlength=len(rows))
+        some = rows[reused[rows] > 0]
+        distance[some] = some - last[start[some - low] - start[0] + reused[some] - 1]
+        latest[ids] = owner
+    return reused, distance
 
 
 def _root(prefix: PrefixBlocks) -> tuple[int, float]:
@@ -161,12 +169,12 @@ def _root(prefix: PrefixBlocks) -> tuple[int, float]:
     uses = np.bincount(prefix.ids, minlength=1)
     if uses.max() < max(ROOT_SHARE * n, 2):
         return 0, 0.0
-    owner = np.repeat(np.arange(n), np.diff(prefix.start))
-    depth = np.arange(len(prefix.ids)) - prefix.start[:-1][owner]
+    places = np.flatnonzero(uses[prefix.ids] == uses.max())
+    owners = np.searchsorted(prefix.start, places, side="right") - 1
     # All blocks of a beginning are used equally often; the deepest of them tells its length.
-    used_most = np.where(uses[prefix.ids] == uses.max(), depth, -1)
-    best = prefix.ids[np.argmax(used_most)]
-    return int(used_most.max()) + 1, len(np.unique(owner[prefix.ids == best])) / n
+    depth = places - prefix.start[owners]
+    best = prefix.ids[places[np.argmax(depth)]]
+    return int(depth.max()) + 1, len(np.unique(owners[prefix.ids[places] == best])) / n
 
 
 def summarise_sessions(requests: Requests) -> SessionSummary:

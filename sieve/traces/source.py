@@ -21,6 +21,7 @@ from sieve.traces.formats import BY_FOLDER, FORMATS, canonical, detect
 from sieve.traces.limits import MAX_FILE_BYTES, generator
 from sieve.traces.summary import Summary
 from sieve.traces.synthetic import draw_arrivals
+from sieve.traces.unpack import HEAD_BYTES
 
 
 def load_file(
@@ -103,12 +104,13 @@ def open_file(path: Path, label: str, faults: Faults) -> TraceFile:
         hashes.append(file.sha256)
     digest = hashlib.sha256("".join(hashes).encode()).hexdigest()
     notes = (f"{len(parts)} JSON files read in order of their names, one a line",)
-    return TraceFile(label, path.name, b"\n".join(lines), digest, (), 1, faults, notes)
+    content = b"\n".join(lines)
+    return TraceFile(label, path.name, content, digest, (), 1, faults, notes, content[:HEAD_BYTES])
 
 
 def is_summary(file: TraceFile) -> bool:
     """Tell whether a file is a summary of `sieve trace inspect`."""
-    head = file.content[:400]
+    head = file.head[:400]
     return not file.columns and b'"schema_version"' in head and b'"origin"' in head
 
 

@@ -74,9 +74,30 @@ def read_times(
         file.first_row,
     )
     value = number.to_numpy().astype(np.float64)
+    looks = [since_1970(float(v), seconds) if np.isfinite(v) else "" for v in value[:1]]
+    if looks and looks[0]:
+        raise TraceError(
+            f"{file.where(int(rows[0]))}: {series.name} {looks[0]}; declare the unit: format "
+            "access_log with columns and time_unit (--time-unit), or convert the column"
+        )
     known = value[np.isfinite(value)]
     low = float(known.min()) if len(known) else 0.0
     return np.asarray((value - low) * seconds, np.float64)
+
+
+def since_1970(value: float, seconds: float) -> str:
+    """Return what a date in another unit looks like, empty if it looks like none.
+
+    Args:
+        value: of a time as the file has it.
+        seconds: of one unit that it is read in.
+    """
+    read_as = next((name for name, size in SECONDS.items() if size == seconds), f"{seconds:g} s")
+    for unit, size in SECONDS.items():
+        # Seconds since 1970 between 2001 and 2096, told in a smaller unit.
+        if size < seconds and 1e9 <= abs(value) * size <= 4e9:
+            return f"looks like {unit} since 1970, read as {read_as}"
+    return ""
 
 
 def date_times_ns(file: TraceFile, text: pl.Series, rows: IntArray) -> IntArray:

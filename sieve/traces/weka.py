@@ -12,10 +12,8 @@ A turn arrives `think_time` after the answer before it. When a session begins is
 
 from __future__ import annotations
 
-import io
-import json
-from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
@@ -23,15 +21,25 @@ import polars as pl
 
 from sieve.arrays import Requests
 from sieve.errors import TraceError
+from sieve.traces.chains import block_lists
+from sieve.traces.documents import documents, fault
 from sieve.traces.files import TraceFile, read_columns, token_counts
 from sieve.traces.jsonl import check_counts, check_types
-from sieve.traces.records import Records, block_lists, check_range, to_requests
+from sieve.traces.records import Records, check_range, to_requests
 
 BLOCK_TOKENS: Final = 64
 TABLE: Final = ("session_id", "agent_id", "t", "parent_t", "in", "out", "think_time", "hash_ids")
 _TYPES: Final = {"t": pl.Float64(), "think_time": pl.Float64(), "api_time": pl.Float64(),
                  "hash_ids": pl.List(pl.Int64())}  # fmt: skip
+_TURN: Final = {
+    "session_id": pl.String(), "agent_id": pl.String(), "t": pl.Float64(),
+    "parent_t": pl.Float64(), "in": pl.Int64(), "out": pl.Int64(), "think_time": pl.Float64(),
+    "api_time": pl.Float64(), "hash_ids": pl.List(pl.Int64()), "line": pl.Int64(),
+}  # fmt: skip
+_GIVEN: Final = ("t", "in", "out", "think_time", "api_time", "hash_ids")
+_WIDE: Final = 2**63
 _MAX_DEPTH: Final = 8
+_TURNS_AT_A_TIME: Final = 50_000
 
 
 def read(file: TraceFile) -> Requests:
@@ -45,35 +53,51 @@ def read(file: TraceFile) -> Requests:
         optional = [name for name in ("api_time",) if name in file.columns]
         frame, rows = read_columns(file, [*TABLE, *optional])
         return _requests(file, frame, rows, BLOCK_TOKENS)
-    found: list[dict[str, Any]] = []
+    frame, block_tokens = _from_json(file)
+    return _requests(file, frame, frame["line"].to_numpy() - file.first_row, block_tokens)
+
+
+def _from_json(file: TraceFile) -> tuple[pl.DataFrame, int]:
+    """Return a row a turn, and the tokens of a block; a session with a fault is left out whole."""
+    frames = []
+    found: dict[str, list[Any]] = {name: [] for name in _TURN}
     sizes = set()
-    for session, where, line in _sessions(file):
-        sizes.add(_block_size(session, where))
-        name = str(session.get("id", f"session {line}"))
-        found.extend(_turns(session.get("requests"), name, "", 0.0, where, line, 0))
-    if len(sizes) != 1:
-        raise TraceError(f"{file.label}: block_size differs between sessions: {sorted(sizes)[:5]}")
-    if not found:
+    for session, where, number in documents(file):
+        begin = len(found["t"])
+        try:
+            size = _block_size(session, where)
+            name = str(session.get("id", f"session {number}"))
+            _add_turns(found, session.get("requests"), _Place(name, "", 0.0, where, number))
+            sizes.add(size)
+        except TraceError as error:
+            fault(file, number, where, str(error))
+            for values in found.values():
+                del values[begin:]
+        if len(found["t"]) > _TURNS_AT_A_TIME:
+            frames.append(pl.DataFrame(found, schema=_TURN))
+            found = {name: [] for name in _TURN}
+    frame = pl.concat([*frames, pl.DataFrame(found, schema=_TURN)], rechunk=False)
+    if not len(frame):
+        file.faults.conclude(file.label)
         raise TraceError(f"{file.label}: no session has requests")
-    frame = pl.DataFrame(
-        found,
-        schema={"session_id": pl.String, "agent_id": pl.String, "t": pl.Float64,
-                "parent_t": pl.Float64, "in": pl.Int64, "out": pl.Int64, "think_time": pl.Float64,
-                "api_time": pl.Float64, "hash_ids": pl.List(pl.Int64), "line": pl.Int64},
-    )  # fmt: skip
-    return _requests(file, frame, frame["line"].to_numpy() - file.first_row, sizes.pop())
+    if len(sizes) != 1:
+        raise TraceError(
+            f"{file.label}: block_size differs between sessions: {sorted(sizes)[:5]}; "
+            "give sessions of one size a file of their own"
+        )
+    return frame, sizes.pop()
 
 
 def _requests(file: TraceFile, frame: pl.DataFrame, rows: Any, block_tokens: int) -> Requests:
     n = len(frame)
     for name in ("session_id", "agent_id"):
         frame = frame.with_columns(pl.col(name).cast(pl.String).fill_null(""))
-    chain = pl.struct("session_id", "agent_id").rank("dense").cast(pl.Int64)
     numbers = frame.with_columns(
         *(pl.col(c).cast(pl.Float64, strict=False) for c in ("t", "parent_t", "think_time"))
     ).select(
         "t", "think_time", "session_id",
-        parent_t=pl.col("parent_t").fill_null(0.0), chain=chain,
+        parent_t=pl.col("parent_t").fill_null(0.0),
+        chain=pl.struct("session_id", "agent_id").rank("dense").cast(pl.Int64),
         session=pl.col("session_id").rank("dense").cast(pl.Int64) - 1,
         first=pl.int_range(pl.len()).over("session_id", "agent_id") == 0,
         gap=pl.col("t").diff().over("session_id", "agent_id"),
@@ -132,50 +156,11 @@ def _requests(file: TraceFile, frame: pl.DataFrame, rows: Any, block_tokens: int
 
 def _with_sessions(requests: Requests, numbers: pl.DataFrame) -> Requests:
     """Return the requests with the session, not the agent, as their conversation."""
-    chain, session = (numbers[name].to_numpy() for name in ("chain", "session"))
-    of_chain = np.zeros(int(chain.max()) + 1, np.int64)
-    of_chain[chain] = session
+    number, session = (numbers[name].to_numpy() for name in ("chain", "session"))
+    of_chain = np.zeros(int(number.max()) + 1, np.int64)
+    of_chain[number] = session
     assert requests.session is not None
     return replace(requests, session=of_chain[requests.session])
-
-
-def _sessions(file: TraceFile) -> Iterator[tuple[dict[str, Any], str, int]]:
-    """Yield each session with its place and line."""
-    for document, where, line in documents(file):
-        if isinstance(document.get("requests"), list):
-            yield document, where, line
-        else:
-            raise TraceError(f"{where}: no session: `requests` is missing or no list")
-
-
-def documents(file: TraceFile) -> Iterator[tuple[dict[str, Any], str, int]]:
-    """Yield the objects of a JSON document, a list of them, or one a line, with place and line.
-
-    Raises:
-        TraceError: no JSON, or something else than objects.
-    """
-    try:
-        whole = json.loads(file.content)
-    except (ValueError, RecursionError):
-        whole = None
-    if whole is not None:
-        for i, item in enumerate(whole if isinstance(whole, list) else [whole]):
-            where = f"{file.label}, entry {i + 1}"
-            if not isinstance(item, dict):
-                raise TraceError(f"{where}: expected a JSON object, found {str(item)[:40]!r}")
-            yield item, where, i + 1
-        return
-    for line, text in enumerate(io.BytesIO(file.content), 1):
-        if not text.strip():
-            continue
-        where = f"{file.label}, line {line}"
-        try:
-            item = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise TraceError(f"{where}: no JSON ({str(error)[:80]})") from None
-        if not isinstance(item, dict):
-            raise TraceError(f"{where}: expected a JSON object, found {str(item)[:40]!r}")
-        yield item, where, line
 
 
 def _block_size(session: dict[str, Any], where: str) -> int:
@@ -185,33 +170,109 @@ def _block_size(session: dict[str, Any], where: str) -> int:
     return size
 
 
-def _turns(
-    requests: Any, session: str, agent: str, parent_t: float, where: str, line: int, depth: int
-) -> Iterator[dict[str, Any]]:
-    """Yield the turns of an agent and of the sub-agents below it."""
-    if depth > _MAX_DEPTH:
-        raise TraceError(f"{where}: sub-agents nested deeper than {_MAX_DEPTH}")
+@dataclass(frozen=True)
+class _Place:
+    """Whose turns these are, and where they stand.
+
+    Attributes:
+        session: its name.
+        agent: the sub-agent's name, empty for the session itself.
+        parent_t: seconds from the session's start to the agent's.
+        where: file and line, for messages.
+        number: of the line or entry.
+        depth: sub-agents above.
+    """
+
+    session: str
+    agent: str
+    parent_t: float
+    where: str
+    number: int
+    depth: int = 0
+
+
+def _add_turns(found: dict[str, list[Any]], requests: Any, of: _Place) -> None:
+    """Add the turns of an agent and of the sub-agents below it to the columns.
+
+    Raises:
+        TraceError: a turn that cannot be read.
+    """
+    if of.depth > _MAX_DEPTH:
+        raise TraceError(f"{of.where}: sub-agents nested deeper than {_MAX_DEPTH}")
     if not isinstance(requests, list):
-        raise TraceError(f"{where}: `requests` of {agent or 'the session'} is no list")
+        whose = of.agent or "the session"
+        raise TraceError(f"{of.where}: no session: `requests` of {whose} is missing or no list")
+    columns = _columns(requests)
+    if columns is not None:
+        _add(found, columns, of)
+        return
+    own: list[dict[str, Any]] = []
     for i, turn in enumerate(requests):
-        place = f"{where}, request {i + 1}" + (f" of {agent}" if agent else "")
-        if not isinstance(turn, dict):
-            raise TraceError(f"{place}: expected a JSON object")
-        check_types(turn, place, _TYPES)
-        start = turn.get("t")
-        if "requests" in turn:
-            name = f"{agent}/{turn.get('agent_id', i)}"
-            begin = parent_t + float(start or 0.0)
-            yield from _turns(turn["requests"], session, name, begin, where, line, depth + 1)
+        below = _checked(turn, i, of)
+        if below is None:
+            own.append(turn)
             continue
-        check_counts(turn, place, ("in", "out"))
-        if start is None:
-            raise TraceError(f"{place}: t is missing; expected seconds from the session's start")
-        think, api = (turn.get(name) for name in ("think_time", "api_time"))
-        yield {
-            "session_id": session, "agent_id": agent, "t": float(start), "parent_t": parent_t,
-            "in": turn["in"], "out": turn["out"],
-            "think_time": None if think is None else float(think),
-            "api_time": None if api is None else float(api),
-            "hash_ids": turn.get("hash_ids"), "line": line,
-        }  # fmt: skip
+        _add(found, {name: [turn.get(name) for turn in own] for name in _GIVEN}, of)
+        own = []
+        _add_turns(found, turn["requests"], below)
+    _add(found, {name: [turn.get(name) for turn in own] for name in _GIVEN}, of)
+
+
+def _add(found: dict[str, list[Any]], columns: dict[str, list[Any]], of: _Place) -> None:
+    for name, values in columns.items():
+        found[name] += values
+    for name, value in (
+        ("session_id", of.session), ("agent_id", of.agent), ("parent_t", of.parent_t),
+        ("line", of.number),
+    ):  # fmt: skip
+        found[name] += [value] * len(columns["t"])
+
+
+def _columns(requests: list[Any]) -> dict[str, list[Any]] | None:
+    """Return what turns state; None if one is a sub-agent or has a fault, which `_checked` tells.
+
+    Types are compared a column at a time, because a test for each value takes most of the time.
+    """
+    if not {dict}.issuperset(map(type, requests)) or any("requests" in turn for turn in requests):
+        return None
+    columns = {name: [turn.get(name) for turn in requests] for name in _GIVEN}
+    for name in ("in", "out"):
+        values = columns[name]
+        if not {int}.issuperset(map(type, values)) or max(map(abs, values), default=0) >= _WIDE:
+            return None
+    if not {int, float}.issuperset(map(type, columns["t"])):
+        return None
+    for name in ("think_time", "api_time"):
+        if not {int, float, type(None)}.issuperset(map(type, columns[name])):
+            return None
+    known = [v for name in ("t", "think_time", "api_time") for v in columns[name] if v is not None]
+    if max(map(abs, known), default=0) >= _WIDE:
+        return None
+    lists = [ids for ids in columns["hash_ids"] if ids is not None]
+    if not {list}.issuperset(map(type, lists)):
+        return None
+    if not {int}.issuperset(map(type, chain.from_iterable(lists))):
+        return None
+    wide = any(max(ids) >= _WIDE or min(ids) < -_WIDE for ids in lists if ids)
+    return None if wide else columns
+
+
+def _checked(turn: Any, i: int, of: _Place) -> _Place | None:
+    """Return the place of a sub-agent, None for a turn.
+
+    Raises:
+        TraceError: what is wrong with a turn.
+    """
+    place = f"{of.where}, request {i + 1}" + (f" of {of.agent}" if of.agent else "")
+    if not isinstance(turn, dict):
+        raise TraceError(f"{place}: expected a JSON object")
+    check_types(turn, place, _TYPES)
+    start = turn.get("t")
+    if "requests" in turn:
+        name = f"{of.agent}/{turn.get('agent_id', i)}"
+        begin = of.parent_t + float(start or 0.0)
+        return _Place(of.session, name, begin, of.where, of.number, of.depth + 1)
+    check_counts(turn, place, ("in", "out"))
+    if start is None:
+        raise TraceError(f"{place}: t is missing; expected seconds from the session's start")
+    return None

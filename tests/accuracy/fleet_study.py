@@ -27,7 +27,7 @@ from sieve.arrays import PrefixBlocks, Requests
 from sieve.fleet.shapes import Shape, load_shapes, one_replica, prepared, shapes_of
 from sieve.scaling import scaling as replica_search
 from sieve.sim.metrics import per_request, statistic_of
-from sieve.traces.records import chain_ids
+from sieve.traces.chains import chain_ids
 from stages import s1_validity, s2_memory_fit, s3_batch_sizing
 
 OUT = Path(__file__).parents[2] / "reports" / "validation" / "fleet.md"

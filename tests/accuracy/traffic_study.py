@@ -233,8 +233,11 @@ within 15 %.
 
 {lines}
 
-What a summary does not keep: the order of long and short requests, who sends them, bursts beyond
-the windows' coefficient of variation, and which prefixes grow together. Sessions are drawn turn by
+What a summary does not keep: the order of long and short requests, who sends them, bursts shorter
+than a window beyond its coefficient of variation, and which prefixes grow together. Windows last
+five minutes, or as long as 500 requests take where the rate changes inside them: with one window
+for all 30 s of servegen_m_mid its row was at -16.6 %, because the counts of its seconds vary 206
+times as much as a Poisson process's, and those drawn varied 2.5 times. Sessions are drawn turn by
 turn from the length of the prompt before; that some sessions grow faster than others throughout is
 lost. A session that begins after a long pause starts cold in drawn traffic, where the original
 finds a part of its prompt again. The data sets are read through `SIEVE_DATA` and are not shipped;

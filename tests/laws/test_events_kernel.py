@@ -1,4 +1,4 @@
-"""The kernel without a loop over requests decides as the step kernel does, to the byte.
+"""The kernels without a loop over requests decide as the step kernel does, to the byte.
 
 The step kernel is held to the recordings of the real engine elsewhere; here both get the same
 scenarios, the recorded ones and random ones, under a clock in whole nanoseconds and under a
@@ -17,9 +17,12 @@ import pytest
 
 from sieve.sim._kernels import engine, layout
 from sieve.sim.engine import (
+    EngineResult,
     _result,
     has_events_form,
+    has_pipeline_form,
     run_events,
+    run_pipeline,
     step_arguments,
 )
 from sieve.sim.engine_input import EngineInput
@@ -37,7 +40,7 @@ GROUPS = 12
 PER_GROUP = 40
 
 
-def timed(data: EngineInput, tables: Any, *, table: bool) -> EngineInput:
+def timed(data: EngineInput, tables: Any, *, table: bool, transfer: float = 0.0) -> EngineInput:
     """Return the scenario with a clock: arrivals in steps become microseconds."""
     if data.settings[layout.CLOCK] == layout.CLOCK_STEPS:
         data = replace(
@@ -54,7 +57,7 @@ def timed(data: EngineInput, tables: Any, *, table: bool) -> EngineInput:
     seats = int(data.settings[layout.MAX_RUNNING])
     costs = tables.affine(
         base=1e-6, per_token=3e-9, per_context=1e-11, per_decode=5e-9, per_prompt=2e-9,
-        max_tokens=int(data.settings[layout.TOKEN_BUDGET]), max_seqs=seats,
+        max_tokens=int(data.settings[layout.TOKEN_BUDGET]), max_seqs=seats, transfer=transfer,
     )  # fmt: skip
     data.settings[layout.CLOCK] = layout.CLOCK_TABLE
     longest = int((data.prompt + data.output).max(initial=0))
@@ -71,11 +74,15 @@ def check(data: EngineInput) -> Any:
         if expected.counters[layout.STATUS] == layout.STATUS_LIVE_LOCK:
             assert got.counters[layout.STATUS] == layout.STATUS_LIVE_LOCK
             continue
-        np.testing.assert_array_equal(got.results[:, COLUMNS], expected.results[:, COLUMNS])
-        np.testing.assert_array_equal(got.counters[COUNTERS], expected.counters[COUNTERS])
-        for name in ("component_s", "gaps", "samples", "left_waiting", "left_running"):
-            assert getattr(got, name).tobytes() == getattr(expected, name).tobytes(), name
+        assert_equal(got, expected)
     return expected
+
+
+def assert_equal(got: EngineResult, expected: EngineResult) -> None:
+    np.testing.assert_array_equal(got.results[:, COLUMNS], expected.results[:, COLUMNS])
+    np.testing.assert_array_equal(got.counters[COUNTERS], expected.counters[COUNTERS])
+    for name in ("component_s", "gaps", "samples", "left_waiting", "left_running"):
+        assert getattr(got, name).tobytes() == getattr(expected, name).tobytes(), name
 
 
 @pytest.mark.parametrize("table", [False, True], ids=["linear", "table"])
@@ -114,7 +121,7 @@ def rows_of(rng: random.Random) -> list[dict[str, Any]]:
     return rows
 
 
-def random_case(seed: int) -> EngineInput:
+def random_case(seed: int, stages: int = 1) -> EngineInput:
     rng = random.Random(seed)
     size, longest = rng.choice([2, 4, 4, 16]), rng.randint(16, 200)
     seats = rng.choice([1, 2, 3, 5, 8, 16])
@@ -135,7 +142,7 @@ def random_case(seed: int) -> EngineInput:
         "reserve_full_isl": rng.random() < 0.8,
         "prefill_schedule_interval": 1,
         "async_scheduling": rng.random() < 0.5,
-        "pipeline_parallel_size": 1,
+        "pipeline_parallel_size": stages,
         "speculative": None,
         "groups": [{"type": "full"}],
     }
@@ -204,3 +211,43 @@ def test_a_prompt_with_text_still_being_generated_goes_to_the_step_kernel():
     data = engine_input(Scenario.model_validate(case))
     data.settings[layout.CLOCK] = layout.CLOCK_LINEAR
     assert has_events_form(data)
+
+
+@pytest.mark.parametrize("group", range(GROUPS))
+def test_random_pipelines(tables, group):
+    decided = left = ahead = seated = 0
+    for seed in range(group * PER_GROUP, (group + 1) * PER_GROUP):
+        transfer = (0.0, 3e-7)[seed // 2 % 2]
+        data = random_case(seed, stages=2 + seed % 3)
+        data = timed(data, tables, table=bool(seed % 2), transfer=transfer)
+        if not has_pipeline_form(data):
+            continue
+        got = run_pipeline(data)
+        expected = _result(engine.replay(*step_arguments(data)))
+        if got is None:
+            left += 1
+            status = expected.counters[layout.STATUS]
+            assert status != 0 or expected.counters[layout.PREEMPTED] > 0
+            continue
+        decided += 1
+        ahead += int(data.settings[layout.ASYNC])
+        seated += int(expected.counters[layout.PEAK_RUNNING] == data.settings[layout.MAX_RUNNING])
+        assert_equal(got, expected)
+    assert decided > PER_GROUP // 5
+    assert min(left, ahead, seated) > 0
+
+
+def test_a_pipeline_that_shares_prompts_goes_step_by_step(tables):
+    data = timed(random_case(4, stages=2), tables, table=True)
+    data.settings[[layout.CACHING, layout.FULL_RESERVATION]] = 0
+    assert has_pipeline_form(data)
+    for column, value in (
+        (layout.PRIORITY, 1), (layout.THRESHOLD, 8), (layout.FULL_RESERVATION, 1),
+        (layout.PIPELINE, 1), (layout.MACRO, 0), (layout.RECORD, layout.RECORD_STEPS),
+    ):  # fmt: skip
+        before = data.settings[column]
+        data.settings[column] = value
+        assert not has_pipeline_form(data)
+        data.settings[column] = before
+    data.settings[layout.CACHING] = 1
+    assert has_pipeline_form(data) == (data.shared.num_keys == 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Callable
@@ -262,6 +263,69 @@ def test_a_later_run_uses_what_was_learned_and_says_so(
     done = call("calibrate", bench, "--run", tmp_path / "b", "--json")
     cell = json.loads(done.stdout)["results"][0]["metrics"]["tpot_p50"]
     assert cell["predicted"] == pytest.approx(row_of(run)["tpot_p50_s"])
+
+
+def test_jobs_of_a_batch_take_a_calibration(
+    spec: dict[str, Any], learned: Path, tmp_path: Path
+) -> None:
+    """Their own before the defaults', those before the option's; null stands for none."""
+    path = tmp_path / "jobs.json"
+    (tmp_path / "own.json").write_bytes(learned.read_bytes())
+    jobs = [
+        {"name": "own", "calibration": "own.json"},
+        {"name": "none", "calibration": None},
+        {"name": "option"},
+        {"name": "lost", "calibration": "absent.json"},
+        {"name": "wrong", "calibration": 3},
+    ]
+    spec = {key: value for key, value in spec.items() if key != "name"}
+    path.write_text(json.dumps({"defaults": spec, "jobs": jobs}), encoding="utf-8")
+    sieve.batch(path, out=tmp_path / "out", calibration=learned, workers=1)
+
+    def corrected(name: str) -> bool:
+        result = json.loads((tmp_path / "out" / name / "result.json").read_text(encoding="utf-8"))
+        return "calibration" in result["ranking"][0]
+
+    assert [corrected(name) for name in ("own", "none", "option")] == [True, False, True]
+    again = sieve.batch(path, out=tmp_path / "out", calibration=learned, workers=1, resume=True)
+    rows = {row["name"]: row for row in again["jobs"]}
+    assert [rows[name]["reused"] for name in ("own", "none", "option")] == [True] * 3
+    assert rows["lost"]["exit_code"] == rows["wrong"]["exit_code"] == 2
+    assert "absent.json" in rows["lost"]["message"]
+    assert "expected the path" in rows["wrong"]["message"]
+    # Another content under the same name, and no option: both are other questions.
+    text = json.loads(learned.read_text(encoding="utf-8"))
+    (tmp_path / "own.json").write_text(json.dumps(text, indent=4), encoding="utf-8")
+    other = sieve.batch(path, out=tmp_path / "out", workers=1, resume=True)
+    rows = {row["name"]: row for row in other["jobs"]}
+    assert [rows[name]["reused"] for name in ("own", "none", "option")] == [False, True, False]
+    assert not corrected("option")
+    with pytest.raises(ResultError, match="absent"):
+        sieve.batch(path, out=tmp_path / "new", calibration=tmp_path / "absent.json")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_night_takes_a_calibration_and_another_one_is_another_night(
+    spec: dict[str, Any], learned: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "service.yaml"
+    path.write_text(yaml.safe_dump(spec), encoding="utf-8")
+    rows = [f"2026-11-16 00:{i // 60:02d}:{i % 60:02d},500,60" for i in range(300)]
+    day = tmp_path / "day.csv"
+    day.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]), encoding="utf-8")
+    words = ("nightly", path, "--traffic", day, "--history", tmp_path / "nights", "--json")
+    first = json.loads(call(*words).stdout)
+    assert first["inputs"]["calibration_sha256"] is None
+    second = json.loads(call(*words, "--calibration", learned).stdout)
+    digest = hashlib.sha256(learned.read_bytes()).hexdigest()
+    assert second["inputs"]["calibration_sha256"] == digest
+    assert (second["night"], second["repeated"], second["searched"]) == (2, False, True)
+    assert any("calibration" in reason for reason in second["why"])
+    run = tmp_path / "nights" / second["run"] / "result.json"
+    result = json.loads(run.read_text(encoding="utf-8"))
+    assert result["ranking"][0]["calibration"] is not None
+    assert json.loads(call(*words, "--calibration", learned).stdout)["repeated"]
+    assert isinstance(call(*words, "--calibration", tmp_path / "no").exception, ResultError)
 
 
 def test_the_plain_rules_take_no_calibration(learned: Path, make_spec: Make) -> None:

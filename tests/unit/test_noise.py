@@ -18,7 +18,7 @@ def test_equal_arguments_give_equal_draws_and_others_do_not() -> None:
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 19, 40, 41, 100, 1999, 10_000, 200_000])
 def test_a_resample_is_as_long_as_the_trace_to_a_piece(n: int) -> None:
     draws = noise.draw(n, 0)
-    assert n * draws.count.shape[1] <= noise.LARGEST_TABLE
+    assert n * draws.count.shape[1] <= noise.FINEST
     assert len(draws.piece) == n
     assert (np.diff(draws.piece) >= 0).all()
     assert set(draws.piece) == set(range(draws.count.shape[1]))

@@ -48,7 +48,7 @@ def kind_of(path: Path) -> str:
         return "results" if head[0] == "{" or head[1:].lstrip()[:1] in {"{", "]"} else "log"
     try:
         header = next(csv.reader([head.splitlines()[0]]), [])
-    except csv.Error:  # no table has so long a field
+    except csv.Error:  # no table
         return "log"
     if {"source", "gpu", "isl_mean"} <= set(header):
         return "measured"

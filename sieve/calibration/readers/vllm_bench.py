@@ -75,9 +75,9 @@ def read_sweep_csv(body: str, file: str, sha256: str) -> list[Result]:
         ResultError: it has no rows, or one is at fault.
     """
     try:
-        rows = list(csv.DictReader(io.StringIO(body)))
+        rows = list(csv.DictReader(io.StringIO(body, newline="")))
     except csv.Error as error:
-        raise ResultError(f"{file}: no table: {error}") from None
+        raise ResultError(f"{file}: no table of a sweep: {error}") from None
     if not rows:
         raise ResultError(f"{file}: holds no result: the sweep's table is empty")
     return read_bench([_typed(row) for row in rows], file, sha256, "vllm_sweep")

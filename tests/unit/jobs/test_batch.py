@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import fcntl
+import io
 import json
 import os
 import subprocess
@@ -18,6 +19,7 @@ from sieve.cli.main import main
 from sieve.errors import ResultError
 from sieve.jobs import batch as module
 from sieve.jobs.batch import batch
+from sieve.jobs.summary import COLUMNS, to_csv
 from sieve.reuse import Reuse, Store
 
 
@@ -231,3 +233,13 @@ def test_ray_gives_the_same_bytes(tmp_path, jobs_file):
     for name in ("first", "tight", "third"):
         assert result(tmp_path / "here" / name) == result(tmp_path / "there" / name)
     assert batch(path, out=tmp_path / "there", resume=True)["num_reused"] == 3
+
+
+@pytest.mark.parametrize("begin", ["=", "+", "-", "@", "\t=", "\r=", "\n@", " =", "\u2028=", "＝"])
+def test_no_cell_of_the_summary_is_a_formula(begin):
+    """What a stranger wrote into a job comes back in its message; a spreadsheet must not run it."""
+    row = dict.fromkeys(COLUMNS) | {"message": f"{begin}cmd|' /C calc'!A0", "name": f"{begin}1"}
+    cells = next(csv.DictReader(io.StringIO(to_csv([row]))))
+    for name in ("message", "name"):
+        assert cells[name].startswith("'")
+        assert not set("\t\r\n\u2028") & set(cells[name])

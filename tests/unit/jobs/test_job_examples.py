@@ -38,6 +38,12 @@ def test_example_jobs_are_sound(name):
     assert checked["jobs"][0]["name"] == "support-bot"
 
 
+def test_the_example_of_several_models_is_six_jobs():
+    checked = check_jobs(ROOT / "examples" / "batch" / "models.yaml")
+    assert (checked["num_jobs"], checked["num_bad"]) == (6, 0)
+    assert checked["jobs"][5]["name"] == "assistant-qwen3-30b-a3b-12"
+
+
 def test_the_example_of_teams_runs(tmp_path):
     jobs = read_jobs(ROOT / "examples" / "batch" / "teams.yaml")
     short = {"traffic.levels": [1.0], "shortlist.size": 2}

@@ -171,3 +171,63 @@ def test_the_streaming_reader_agrees_with_the_whole_one(tmp_path):
         "b": whole["b"],
     }
     assert [line for key, line, _ in found if key == "jobs"] == [3, 4, 5]
+
+
+SWEEP = """
+defaults:
+  traffic: {trace: chat}
+  slo: {ttft_p99: 2 s}
+  fleet: {gpus: [H100-SXM-80GB], max_gpus: 2}
+jobs:
+  - name: both
+    set: {fleet.max_gpus: 4}
+    sweep:
+      model: [Qwen/Qwen3-8B, Qwen/Qwen3-30B-A3B]
+      traffic.rate_per_s: [4, 0.5]
+  - {name: alone, model: Qwen/Qwen3-8B, traffic: {rate_per_s: 1}}
+"""
+
+
+def test_a_sweep_is_a_job_of_every_combination(tmp_path):
+    found = specs(write(tmp_path, SWEEP))
+    assert [(spec["name"], spec["model"], spec["traffic"]["rate_per_s"]) for spec in found] == [
+        ("both-qwen3-8b-4", "Qwen/Qwen3-8B", 4),
+        ("both-qwen3-8b-0.5", "Qwen/Qwen3-8B", 0.5),
+        ("both-qwen3-30b-a3b-4", "Qwen/Qwen3-30B-A3B", 4),
+        ("both-qwen3-30b-a3b-0.5", "Qwen/Qwen3-30B-A3B", 0.5),
+        ("alone", "Qwen/Qwen3-8B", 1),
+    ]
+    assert [spec["fleet"]["max_gpus"] for spec in found] == [4, 4, 4, 4, 2]
+
+
+def test_values_that_make_no_text_count_in_the_name(tmp_path):
+    text = SWEEP.replace(
+        "traffic.rate_per_s: [4, 0.5]", "fleet.gpus: [[H100-SXM-80GB], [L40S-48GB]]"
+    )
+    text = text.replace("model: [Qwen/Qwen3-8B, Qwen/Qwen3-30B-A3B]", "model: [a/x, b/x]")
+    names = [item.name for item in named(read_jobs(write(tmp_path, text)))]
+    assert names == ["both-1-1", "both-1-2", "both-2-1", "both-2-2", "alone"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("    set: {fleet.max_gpus: 4}\n", "    set: {model: x}\n", "is given beside the sweep"),
+        ("model: [Qwen/Qwen3-8B, Qwen/Qwen3-30B-A3B]", "model: Qwen/Qwen3-8B", "expected a list"),
+        ("[4, 0.5]", "[4, 4]", "a value is there twice"),
+        ("[4, 0.5]", "[]", "expected a list of at least one value"),
+        ("  - name: both\n    set", "  - set", "needs a name"),
+        ("[4, 0.5]", "[4, none]", "both-qwen3-8b-none"),
+    ],
+)
+def test_a_faulty_sweep_is_a_fault_of_its_job(tmp_path, old, new, message):
+    assert old in SWEEP
+    jobs = read_jobs(write(tmp_path, SWEEP.replace(old, new)))
+    faults = []
+    for item in named(jobs):
+        try:
+            job_spec(item, jobs)
+        except SpecError as error:
+            faults.append(str(error))
+    assert message in faults[0]
+    assert not any("alone" in fault for fault in faults)

@@ -316,7 +316,7 @@ def test_traffic_that_no_reader_makes_is_refused(tables, change, message):
 
 @pytest.mark.parametrize("blocks", [60, 400])
 def test_the_prefix_cache_alone_changes_nothing_but_what_is_preempted(tables, blocks):
-    """Pipelines go step by step; the quick way there must equal the kernel with the cache on."""
+    """The quick ways of pipelines must equal the step kernel with the cache on."""
     rng = np.random.default_rng(2)
     n = 80
     requests = Requests(

@@ -11,7 +11,7 @@ import pytest
 
 from sieve.errors import TraceError
 from sieve.spec import TrafficSpec
-from sieve.traces import files, load_traffic
+from sieve.traces import load_traffic, unpack
 from sieve.traces.faults import Faults
 
 HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
@@ -129,7 +129,7 @@ def test_formats_mixed_in_one_file(tmp_path):
 
 
 def test_a_line_without_end_is_refused_early(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "MAX_LINE_BYTES", 1_000_000)
+    monkeypatch.setattr(unpack, "MAX_LINE_BYTES", 1_000_000)
     text = azure((10, 1)).encode() + b"9" * 9_000_000
     with pytest.raises(TraceError, match="line 3: longer than 1 MB"):
         load(tmp_path, "t.csv", text)
@@ -149,7 +149,7 @@ def test_ten_gigabytes_in_a_line_do_not_fill_the_memory(tmp_path):
 
 
 def test_a_compression_bomb_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "RATIO_FROM_BYTES", 5_000_000)
+    monkeypatch.setattr(unpack, "RATIO_FROM_BYTES", 5_000_000)
     bomb = gzip.compress(azure((10, 1)).encode() + b"\n" * 50_000_000)
     with pytest.raises(TraceError, match="compression bomb"):
         load(tmp_path, "t.csv.gz", bomb)
@@ -164,3 +164,51 @@ def test_blocks_that_do_not_fit_the_prompt(tmp_path):
     got = load(tmp_path, "t.jsonl", text, on_error="skip", **keys)
     assert len(got) == 1
     assert np.diff(got.prefix.start).tolist() == [2]
+
+
+def test_json_lines_below_a_table_are_named_and_left_out(tmp_path):
+    mixed = azure((10, 1)) + moon((20, 2))
+    with pytest.raises(TraceError, match="line 3: GeneratedTokens is"):
+        load(tmp_path, "t.csv", mixed)
+    wide = azure((10, 1)) + '{"a": 1, "b": 2, "c": 3, "d": 4}\n'
+    with pytest.raises(TraceError, match="line 3: 4 fields where the header has 3"):
+        load(tmp_path, "t.csv", wide)
+    assert load(tmp_path, "t.csv", wide, on_error="skip").line.tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "unit"), [(1_700_000_000_000, "ms"), (1_700_000_000_000_000, "us")]
+)
+def test_dates_in_a_smaller_unit_are_recognised_in_every_row(tmp_path, seconds, unit):
+    """All rows alike, so that the span alone would not show it."""
+    head = "Timestamp,Model,Request tokens,Response tokens\n"
+    text = head + "".join(f"{seconds + i},GPT-4,100,5\n" for i in range(3))
+    with pytest.raises(TraceError, match=f"line 2: Timestamp looks like {unit} since 1970"):
+        load(tmp_path, "t.csv", text)
+    own = "arrival_s,input_tokens,output_tokens\n" + "".join(f"{seconds},9,9\n" for _ in range(3))
+    with pytest.raises(TraceError, match="read as s"):
+        load(tmp_path, "own.csv", own)
+    dates = head + "".join(f"{1_700_000_000 + i},GPT-4,100,5\n" for i in range(3))
+    assert load(tmp_path, "t.csv", dates).arrival_s.tolist() == [0, 1, 2]
+
+
+def test_a_row_left_out_does_not_set_the_clock_back(tmp_path):
+    got = load(tmp_path, "t.csv", azure((10, 1), (20, 2), (-5, 2), (30, 3)), on_error="skip")
+    assert got.arrival_s.tolist() == [0, 1, 3]
+    assert not any("not in order" in note for note in got.notes)
+
+
+def test_where_every_row_has_a_fault_the_faults_are_told(tmp_path):
+    with pytest.raises(
+        TraceError, match=r"no request with a time is left\n  2 × t.csv, line 2: Context"
+    ):
+        load(tmp_path, "t.csv", azure((-10, 1), (-20, 2)), on_error="skip")
+
+
+def test_nan_is_no_number_of_a_session_or_dialogue(tmp_path):
+    turns = '[{"t": 0, "in": 9, "out": 9}, {"t": NaN, "in": 9, "out": 9}]'
+    session = f'{{"id": "a", "requests": {turns}}}'
+    keys = {"format": "weka_trace", "arrival": {"poisson_per_s": 1.0}}
+    for text in (session, f"{session}\n{session}\n", f"[{session}]"):
+        with pytest.raises(TraceError, match=r"line 1: no JSON \(NaN"):
+            load(tmp_path, "t.json", text, **keys)

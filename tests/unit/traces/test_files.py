@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 from sieve.errors import TraceError
-from sieve.traces import files
+from sieve.traces import files, unpack
 from sieve.traces.files import read_file
 
 
@@ -70,7 +70,7 @@ def test_folder_and_missing_file(tmp_path):
 def test_size_limit_holds_before_and_after_decompression(tmp_path, monkeypatch):
     path = tmp_path / "t.csv"
     path.write_bytes(gzip.compress(b"a,b\n" + b"1,2\n" * 10_000))
-    monkeypatch.setattr(files, "MAX_FILE_BYTES", 20_000)
+    monkeypatch.setattr(unpack, "MAX_FILE_BYTES", 20_000)
     assert "uncompressed" in fault(path)
     path.write_bytes(b"a,b\n" + b"1,2\n" * 10_000)
     assert "uncompressed" in fault(path)

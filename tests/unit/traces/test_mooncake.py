@@ -14,7 +14,7 @@ from sieve.arrays import chain_starts
 from sieve.errors import TraceError
 from sieve.spec import TrafficSpec
 from sieve.traces import load_traffic
-from sieve.traces.records import chain_ids
+from sieve.traces.chains import chain_ids
 
 
 def load(tmp_path, lines, form="mooncake_trace", **keys):

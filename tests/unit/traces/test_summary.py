@@ -6,6 +6,7 @@ import pytest
 
 from sieve.arrays import Requests
 from sieve.errors import TraceError
+from sieve.traces import commands
 from sieve.traces import draw as draw_module
 from sieve.traces.draw import draw, draw_arrivals, draw_lengths, draw_window
 from sieve.traces.summary import (
@@ -17,6 +18,7 @@ from sieve.traces.summary import (
     length_stats,
     log_correlation,
     summarise,
+    window_length,
 )
 
 ORIGIN = Origin("A trace", "CC0-1.0", "v1", "0" * 64, "2026-11-29")
@@ -149,3 +151,37 @@ def test_window_out_of_reach(monkeypatch):
     monkeypatch.setattr(draw_module, "_MAX_ARRIVALS", 5000)
     with pytest.raises(TraceError, match="lies beyond"):
         draw_window(summary_of(two_speeds()), 10, (1e8, 2e8), seed=0)
+
+
+def test_windows_are_shortened_where_the_rate_changes_inside():
+    """Bursts of a second, 20 times the rate between them: 300 s windows would hide them."""
+    rng = np.random.default_rng(3)
+    busy = [rng.uniform(10 * i, 10 * i + 1, 2000) for i in range(20)]
+    quiet = [rng.uniform(10 * i + 1, 10 * i + 10, 900) for i in range(20)]
+    arrival_s = np.sort(np.concatenate([*busy, *quiet]))
+    arrival_s -= arrival_s[0]
+    window_s = window_length(arrival_s, 300.0)
+    # 58,000 requests in 200 s: 500 of them take 1.72 s.
+    assert window_s == pytest.approx(500 * arrival_s[-1] / len(arrival_s))
+    lengths = np.full(len(arrival_s), 10)
+    traffic = Requests(arrival_s, lengths, lengths)
+    summary = commands.summary_of(traffic)
+    assert len(summary.windows) > 100
+    again = draw(summary, len(traffic), None, 0)
+
+    def dispersion_of(times):
+        counts = np.histogram(times, bins=100, range=(0, 200))[0]
+        return counts.var() / counts.mean()
+
+    # Windows a little longer than the bursts keep half of them; one window keeps nothing.
+    assert dispersion_of(again.arrival_s) > dispersion_of(arrival_s) / 3
+    whole = draw(summary_of(traffic, 300.0), len(traffic), None, 0)
+    assert dispersion_of(whole.arrival_s) < dispersion_of(arrival_s) / 30
+
+
+def test_a_constant_rate_keeps_long_windows():
+    rng = np.random.default_rng(4)
+    for cv in (0.5, 1.0, 3.0):
+        gaps = rng.gamma(1 / cv**2, cv**2, 20_000)
+        assert window_length(np.cumsum(gaps) - gaps[0], 3000.0) == 3000.0
+    assert window_length(np.arange(600.0), 300.0) == 300.0
