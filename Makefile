@@ -80,7 +80,7 @@ bench: $(STAMP) ## time the hot paths; prints tables, judges nothing
 docs: $(STAMP) ## build the documentation as a site in build/site, without a network
 	@$(BIN)/python .ci/write_reference.py --check
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
-	@echo "docs: open build/site/index.html"
+	@echo "docs: open build/site/index.html; search needs a server: python3 -m http.server -b 127.0.0.1 -d build/site"
 
 lock: $(STAMP) ## resolve the dependencies anew into .ci/requirements.lock (needs uv)
 	@uv=$$(command -v $(BIN)/uv || command -v uv) || \

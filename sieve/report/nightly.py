@@ -10,6 +10,7 @@ from typing import Any, Final
 from markupsafe import Markup, escape
 
 from sieve.report.format import count, money, number, plain, share
+from sieve.report.still import POLICY
 from sieve.report.svg import element
 from sieve.report.terminal import console
 
@@ -148,7 +149,7 @@ def history_page(rows: Sequence[Mapping[str, Any]]) -> str:
     parts.append(_table(rows[-MAX_ROWS:]))
     body = Markup("\n").join(parts)
     return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n{POLICY}\n'
         '<meta name="viewport" content="width=device-width">\n'
         f"<title>{escape(name)}: nights</title>\n<style>{_STYLE}</style></head>\n<body>\n{body}\n"
         "</body></html>\n"

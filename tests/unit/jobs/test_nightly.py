@@ -247,7 +247,9 @@ def test_a_page_escapes_texts_and_bears_values_of_any_type():
     assert "<img src" not in page
     assert "<i>" not in page
     assert "&lt;b&gt;svc" in page
-    assert "http" not in page
+    assert "http:" not in page
+    assert "https:" not in page
+    assert "default-src 'none'" in page
     assert "no nights yet" in history_page([])
 
 
