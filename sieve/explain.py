@@ -54,6 +54,22 @@ def explain(run: Path, candidate_id: str) -> dict[str, Any]:
     return lives(result, row, [])
 
 
+def first_of(run: Path) -> str:
+    """Return the id of the candidate that a run ranks first.
+
+    Raises:
+        ResultError: no such run, or it ranks none.
+    """
+    ranking = read_result(run).get("ranking")
+    first = ranking[0] if isinstance(ranking, list) and ranking else None
+    found = first.get("candidate_id") if isinstance(first, dict) else None
+    if not isinstance(found, str):
+        raise ResultError(
+            f"{run}: no candidate is ranked; name one of candidates.parquet: sieve explain RUN ID"
+        )
+    return found
+
+
 def _prepared(path: Path) -> tuple[RunContext, Grid]:
     if path.stat().st_size > _MOST_BYTES:
         raise ResultError(f"{path}: larger than {_MOST_BYTES:,} bytes")

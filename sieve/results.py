@@ -288,7 +288,10 @@ def read_result(run: Path) -> dict[str, Any]:
     """
     path = run / "result.json"
     if not path.is_file():
-        raise ResultError(f"{run}: no finished run here (result.json is missing)")
+        raise ResultError(
+            f"{run}: no finished run here (result.json is missing); give the folder that "
+            "`sieve run` wrote"
+        )
     if path.stat().st_size > MAX_RESULT_BYTES:
         raise ResultError(f"{path}: larger than {MAX_RESULT_BYTES:,} bytes")
     try:

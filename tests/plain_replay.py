@@ -7,12 +7,13 @@ First come, first served, one batch at a time, no prefix cache: `vllm_scheduler_
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from sieve.arrays import Requests, StepTable
+from sieve.arrays import Requests, RooflineCost, StepTable
 from sieve.sim.replay import ReplaySettings
 
 
@@ -125,22 +126,48 @@ def _seconds(
     prefills = [(r, want) for r, want, is_decode in batch if not is_decode]
     yields = sum(computed[r] >= known[r] for r, _, _ in batch)
     tokens = len(decodes) + sum(want for _, want in prefills)
+    context = sum(computed[r] for r in decodes)
     cost = float(table.head_s[yields])
-    if decodes:
-        mean = sum(computed[r] for r in decodes) / len(decodes)
-        cost += _interpolated(table, len(decodes), mean)
+    if table.roofline is not None:
+        cost += _roofline(table.roofline, tokens, context, [(computed[r], w) for r, w in prefills])
+    elif decodes:
+        cost += _decode(table, len(decodes), context / len(decodes))
     if not prefills:
         return cost + float(table.decode_token_s[tokens]) + table.host_decode_s
-    grid, values = table.prefill_length, table.prefill_attention_s
-    slope = (values[1] - values[0]) / (grid[1] - grid[0])
-    attention = sum(slope * want for _, want in prefills)
-    cost += float(table.token_s[tokens]) + attention + table.prefill_floor_s
-    return cost + table.host_mixed_s
+    if table.roofline is None:
+        for r, want in prefills:
+            ends = (computed[r], computed[r] - want)
+            after, before = (
+                _line(table.prefill_length, table.prefill_attention_s, x) for x in ends
+            )
+            cost += after - before
+    return cost + float(table.token_s[tokens]) + table.prefill_floor_s + table.host_mixed_s
 
 
-def _interpolated(table: StepTable, batch: int, context: float) -> float:
-    """Return the decode attention of a table that is linear in context and in batch."""
-    low, high = table.decode_attention_s[0]
-    grid = table.decode_context
-    one = low + (high - low) / (grid[1] - grid[0]) * (context - grid[0])
-    return float(batch * one)
+def _roofline(
+    cost: RooflineCost, tokens: int, context: int, prompts: list[tuple[int, int]]
+) -> float:
+    """Return max(memory, compute); prompts as (computed with the chunk, chunk)."""
+    read = context + sum(computed - want for computed, want in prompts)
+    pairs = context + sum(
+        computed - want + i for computed, want in prompts for i in range(1, want + 1)
+    )
+    memory = cost.sweep_s[tokens] + read * cost.kv_read_s_per_token
+    memory += tokens * cost.kv_write_s_per_token
+    compute = tokens * cost.linear_s_per_token + pairs * cost.attention_s_per_pair
+    return float(max(memory, compute))
+
+
+def _decode(table: StepTable, batch: int, context: float) -> float:
+    """Return the decode attention, linear in context and then in batch."""
+    rows = [_line(table.decode_context, row, context) for row in table.decode_attention_s]
+    return _line(table.decode_batch, rows, batch)
+
+
+def _line(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
+    """Return the value at x: linear between, the last segment goes on, the first value before."""
+    x = max(x, xs[0])
+    i = 0
+    while i < len(xs) - 2 and xs[i + 1] <= x:
+        i += 1
+    return float(ys[i] + (ys[i + 1] - ys[i]) / (xs[i + 1] - xs[i]) * (x - xs[i]))

@@ -95,7 +95,10 @@ def bound(
         ("memory", gpu.memory_bytes), ("memory bandwidth", gpu.mem_bw_bytes_per_s),
     ):  # fmt: skip
         if not amount > 0:
-            raise InvalidInput(f"{gpu.name}: its {what} is not known, so it has no ceiling")
+            raise InvalidInput(
+                f"{gpu.name}: its {what} is not known, so it has no ceiling; choose another of "
+                "`sieve gpus`"
+            )
     dtype, weight_bytes = weight_bytes_of(model, weight_dtype)
     kv_bytes = look_up(KV_BYTES, kv_cache_dtype, "kv_cache_dtype")
     reserved, read = _contexts(model, context_tokens, read_context_tokens)

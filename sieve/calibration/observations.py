@@ -11,7 +11,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from typing import Any, Final
 
 from sieve.catalog.accelerators import load_gpu
 from sieve.errors import CatalogError, ResultError
+from sieve.json_text import parse_json
 
 COLUMNS: Final = ("model", "isl_mean", "osl_mean")
 _MAX_BYTES: Final = 200_000_000
@@ -139,7 +139,10 @@ def _read(path: Path) -> bytes:
 
 def _csv(path: Path, text: str) -> Iterator[tuple[str, Observation | str]]:
     reader = csv.DictReader(io.StringIO(text, newline=""))
-    header = reader.fieldnames or []
+    try:
+        header = reader.fieldnames or []
+    except csv.Error as error:
+        raise ResultError(f"{path}: line 1: no header of a CSV: {error}") from None
     missing = [name for name in COLUMNS if name not in header]
     if missing:
         raise ResultError(
@@ -259,15 +262,13 @@ def _gpu_name(name: str) -> str:
 def _json(path: Path, text: str) -> Iterator[tuple[str, Observation | str]]:
     """Read one result, a list of results, or a result a line (`--append-result`)."""
     try:
-        content = json.loads(text)
+        content = parse_json(text)
         documents = content if isinstance(content, list) else [content]
     except ValueError as error:
         try:
-            documents = [json.loads(line) for line in text.splitlines() if line.strip()]
+            documents = [parse_json(line) for line in text.splitlines() if line.strip()]
         except ValueError:
             raise ResultError(f"{path}: neither JSON nor a result a line: {error}") from error
-    except RecursionError as error:
-        raise ResultError(f"{path}: nested too deeply") from error
     for i, document in enumerate(documents):
         place = f"{path.name}[{i}]"
         if not isinstance(document, dict) or "total_output_tokens" not in document:

@@ -153,6 +153,11 @@ def config_file(name: str, *, base_dir: Path | None = None) -> Path | None:
     return None if name in _catalogue() else _config_path(name, base_dir)
 
 
+def model_names() -> list[str]:
+    """Return the names of the catalogue, without reading its entries."""
+    return list(_catalogue())
+
+
 def list_models() -> list[ModelEntry]:
     """Return every model of the catalogue, in order of its name, handled or not."""
     return [_entry(name) for name in _catalogue()]

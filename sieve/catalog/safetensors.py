@@ -124,7 +124,7 @@ def _index(path: Path) -> tuple[list[str], int | None]:
     document = _json(path, _MOST_INDEX_BYTES)
     places = document.get("weight_map")
     if not isinstance(places, dict) or not places:
-        raise CatalogError(f"{path}: weight_map is missing or empty")
+        raise CatalogError(f"{path}: weight_map is missing or empty; download the index again")
     names = set()
     for tensor, name in places.items():
         if not isinstance(name, str) or Path(name).name != name or name in {"", ".", ".."}:
@@ -146,9 +146,9 @@ def _json(path: Path, most: int) -> Mapping[str, Any]:
             raise CatalogError(f"{path}: {path.stat().st_size:,} bytes; allowed are {most:,}")
         document = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_constant)
     except (OSError, ValueError, RecursionError) as error:
-        raise CatalogError(f"{path}: not a JSON object: {error}") from error
+        raise CatalogError(f"{path}: not a JSON object: {error}; download it again") from error
     if not isinstance(document, dict):
-        raise CatalogError(f"{path}: not a JSON object")
+        raise CatalogError(f"{path}: not a JSON object; download it again")
     return document
 
 
@@ -165,9 +165,11 @@ def _tensors(path: Path) -> Iterator[tuple[str, str, int]]:
                 )
             header = json.loads(handle.read(length), parse_constant=_no_constant)
     except (OSError, ValueError, RecursionError) as error:
-        raise CatalogError(f"{path}: the header is not JSON: {error}") from error
+        raise CatalogError(
+            f"{path}: the header is not JSON: {error}; download the file again"
+        ) from error
     if not isinstance(header, dict):
-        raise CatalogError(f"{path}: the header is no JSON object")
+        raise CatalogError(f"{path}: the header is no JSON object; download the file again")
     for name, facts in header.items():
         if name != "__metadata__":
             yield name, *_tensor(path, name, facts)
@@ -179,15 +181,18 @@ def _tensor(path: Path, name: str, facts: Any) -> tuple[str, int]:
         first, last = (int(place) for place in facts["data_offsets"])
     except (KeyError, TypeError, ValueError, OverflowError):
         raise CatalogError(
-            f"{path}: tensor {name!r} has no dtype, shape and data_offsets"
+            f"{path}: tensor {name!r} has no dtype, shape and data_offsets; download the file again"
         ) from None
     size = last - first
     if first < 0 or not 0 <= size < _MOST_TENSOR_BYTES or any(side < 0 for side in shape):
-        raise CatalogError(f"{path}: tensor {name!r} has impossible offsets or shape")
+        raise CatalogError(
+            f"{path}: tensor {name!r} has impossible offsets or shape; download the file again"
+        )
     bits = _DTYPE_BITS.get(dtype)
     if bits is not None and math.prod(shape) * bits != size * 8:
         raise CatalogError(
-            f"{path}: tensor {name!r} of shape {shape} in {dtype} takes {size:,} bytes: damaged"
+            f"{path}: tensor {name!r} of shape {shape} in {dtype} takes {size:,} bytes: damaged; "
+            "download it again"
         )
     return dtype, size
 

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from sieve.cli.following import next_command, options
 from sieve.cli.output import JsonFlag, print_json
 from sieve.errors import InvalidInput
 
@@ -65,6 +66,8 @@ def batch(
             print_json(checked)
         else:
             report.print_check(checked)
+            if checked["num_bad"] == 0:
+                next_command("batch", jobs, *options(out=out, calibration=calibration))
         raise typer.Exit(SOME_FAILED if checked["num_bad"] else 0)
     if resume and out is None:
         raise InvalidInput("--resume needs --out with the folder of the batch to go on with")
@@ -87,6 +90,7 @@ def batch(
         print_json(summary)
     else:
         report.print_summary(summary, folder)
+        next_command("serve", folder)
     raise typer.Exit(SOME_FAILED if summary["num_failed"] else 0)
 
 

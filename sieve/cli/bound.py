@@ -8,14 +8,24 @@ from typing import Annotated
 
 import typer
 
-from sieve.cli.following import next_command
+from sieve.cli.completing import complete_gpu, complete_model
+from sieve.cli.following import next_command, options
 from sieve.cli.output import JsonFlag
 from sieve.errors import InvalidInput
 
 
 def bound(
-    model: Annotated[str, typer.Argument(help="Model name, or a path of its config.json.")],
-    gpu: Annotated[str, typer.Option(help="GPU name, as in `sieve gpus`.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="Model name, or a path of its config.json.",
+            metavar="MODEL",
+            autocompletion=complete_model,
+        ),
+    ],
+    gpu: Annotated[
+        str, typer.Option(help="GPU name, as in `sieve gpus`.", autocompletion=complete_gpu)
+    ],
     num_gpus: Annotated[
         int, typer.Option("--num-gpus", "--tp", help="GPUs that hold the model together.")
     ] = 1,
@@ -105,4 +115,8 @@ def bound(
     from sieve.report.bound import print_bound
 
     print_bound(result)
-    next_command("fit", model, "--gpu", gpu, "--tp", num_gpus)
+    kept = options(
+        weight_dtype=weight_dtype,
+        kv_cache_dtype=None if kv_cache_dtype == "auto" else kv_cache_dtype,
+    )
+    next_command("fit", model, "--gpu", gpu, "--tp", num_gpus, *kept)

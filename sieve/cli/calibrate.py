@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sieve.cli.following import next_command, options
 from sieve.cli.output import JsonFlag, print_json
 
 if TYPE_CHECKING:
@@ -130,6 +131,24 @@ def calibrate(
         print_learned(report, into=None if into is None else str(into))
     for (log, found), count in zip(pairs, num_logs, strict=True):
         print_start_up(_document(log, found), into=str(into) if count else "", num_logs=count)
+    if into is None:
+        kept = options(
+            run=run, candidate=candidate, level=level, model=model, gpu=gpu, engine=engine, tp=tp,
+            pp=pp, ep=ep, weight_dtype=weight_dtype, kv_cache_dtype=kv_cache_dtype,
+            max_model_len=max_model_len, max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            gpu_memory_utilization=gpu_memory_utilization, leave_out=leave_out,
+        )  # fmt: skip
+        next_command("calibrate", *results, *kept, "--into", "calibration.json")
+    elif points:
+        next_command("run", "chat", "--calibration", into)
+    elif any(num_logs):
+        c = next(found for found, n in zip((f for _, f in pairs), num_logs, strict=True) if n)
+        shape = c.predicted.configuration
+        next_command(
+            "fit", shape.model.name, "--gpu", shape.gpu.name, "--tp", shape.tp,
+            "--calibration", into,
+        )  # fmt: skip
 
 
 def _start_up(path: Path, **stated: Any) -> tuple[StartUpLog, StartUpComparison]:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
+from sieve.cli.completing import complete_engine, complete_gpu, complete_model
 from sieve.cli.following import next_command
 from sieve.cli.output import JsonFlag, print_json
 
 EXAMPLE_MODEL, EXAMPLE_GPU = "Qwen/Qwen3-32B", "H100-SXM-80GB"
 
-Name = Annotated[str | None, typer.Argument(help="Show one entry; aliases are accepted.")]
+_ONE: Final = "Show one entry; aliases are accepted."
+ModelName = Annotated[str | None, typer.Argument(help=_ONE, autocompletion=complete_model)]
+GpuName = Annotated[str | None, typer.Argument(help=_ONE, autocompletion=complete_gpu)]
+EngineName = Annotated[str | None, typer.Argument(help=_ONE, autocompletion=complete_engine)]
 
 
-def models(name: Name = None, as_json: JsonFlag = False) -> None:
+def models(name: ModelName = None, as_json: JsonFlag = False) -> None:
     """List the models of the catalogue, or show the facts of one.
 
     Examples: `sieve models` | `sieve models qwen3-32b-fp8`
@@ -37,7 +41,7 @@ def models(name: Name = None, as_json: JsonFlag = False) -> None:
     next_command("fit", EXAMPLE_MODEL, "--gpu", EXAMPLE_GPU)
 
 
-def gpus(name: Name = None, as_json: JsonFlag = False) -> None:
+def gpus(name: GpuName = None, as_json: JsonFlag = False) -> None:
     """List the GPUs of the catalogue, or show the facts of one.
 
     Examples: `sieve gpus` | `sieve gpus h100_sxm`
@@ -59,7 +63,7 @@ def gpus(name: Name = None, as_json: JsonFlag = False) -> None:
     next_command("gpus", EXAMPLE_GPU)
 
 
-def engines(name: Name = None, as_json: JsonFlag = False) -> None:
+def engines(name: EngineName = None, as_json: JsonFlag = False) -> None:
     """List the engine profiles, or show one.
 
     Examples: `sieve engines` | `sieve engines vllm==0.19`
@@ -69,6 +73,8 @@ def engines(name: Name = None, as_json: JsonFlag = False) -> None:
 
     if name is not None:
         _show(load_engine(name), as_json)
+        if not as_json:
+            next_command("fit", EXAMPLE_MODEL, "--gpu", EXAMPLE_GPU, "--engine", name)
         return
     entries = list_engines()
     if as_json:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from sieve.cli.following import next_command
 from sieve.cli.output import JsonFlag, print_json
 
 
@@ -28,3 +29,8 @@ def compare(
     from sieve.report.compare import print_comparison
 
     print_comparison(report)
+    folders = {first.absolute().parent, second.absolute().parent}
+    if len(folders) == 1:
+        next_command("serve", second.parent)
+    else:
+        next_command("report", second)

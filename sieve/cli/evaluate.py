@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from sieve.cli.following import next_command
 from sieve.cli.output import JsonFlag, print_json
 from sieve.errors import InvalidInput
 
@@ -25,18 +26,25 @@ def evaluate(
         Path | None,
         typer.Option("--cases", help="JSON file of many cases {id, function, inputs}."),
     ] = None,
-    as_json: JsonFlag = False,  # noqa: ARG001 - JSON either way
+    list_all: Annotated[
+        bool, typer.Option("--list", help="List the formulas; FUNCTION then filters by its start.")
+    ] = False,
+    as_json: JsonFlag = False,
 ) -> None:
-    """Compute one formula, or every case of a file; docs/formulas.md lists them.
+    """Compute one formula, or every case of a file; the answer is always JSON.
 
     Examples: `echo '{"isl": 8000, "osl": 300}' | sieve eval sizing.prefill_share` |
-    `sieve eval --cases cases.json`
+    `sieve eval --cases cases.json` | `sieve eval --list sizing`
     """
     from sieve.evaluate import answer, evaluate_cases, refusal
 
+    if list_all:
+        _list(function or "", as_json=as_json)
+        return
     if (function is None) == (cases is None):
         raise InvalidInput(
-            "give either FUNCTION or --cases FILE, as in `sieve eval sizing.scaling`"
+            "give either FUNCTION or --cases FILE, as in `sieve eval sizing.scaling --input "
+            "inputs.json`; `sieve eval --list` lists the functions"
         )
     if function is None or cases is not None:
         if input_file is not None:
@@ -51,6 +59,27 @@ def evaluate(
     if "error" in output:
         print(f"error: {output['message']}", file=sys.stderr)
         raise typer.Exit(2)
+    if sys.stdout.isatty() and not as_json:
+        next_command("eval", "--list", file=sys.stderr)
+
+
+def _list(begin: str, *, as_json: bool) -> None:
+    """Print the names of the formulas that begin so.
+
+    Raises:
+        InvalidInput: none does.
+    """
+    from sieve.evaluate import FUNCTIONS, unknown_function
+
+    names = [name for name in FUNCTIONS if name.startswith(begin)]
+    if not names:
+        raise InvalidInput(unknown_function(begin))
+    if as_json:
+        print_json(names)
+        return
+    print("\n".join(names))
+    print("docs/formulas.md says what each takes and returns.")
+    next_command("eval", names[0], "--input", "inputs.json")
 
 
 def _inputs(function: str, source: str | None) -> Any:

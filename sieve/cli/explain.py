@@ -13,17 +13,22 @@ from sieve.cli.output import JsonFlag, print_json
 
 def explain(
     run: Annotated[Path, typer.Argument(help="Run folder.", metavar="RUN")],
-    candidate_id: Annotated[str, typer.Argument(help="Candidate, as in the ranking.")],
+    candidate_id: Annotated[
+        str | None,
+        typer.Argument(help="Candidate, as in the ranking; default: its first.", metavar="ID"),
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Tell what happened to one candidate: the rule, the two numbers, what would have to change.
 
-    Example: `sieve explain reports/runs/demo h100-sxm-80gb.tp1.pp1.ep1.r1.bf16.kv-auto.s32.b2048`
+    Examples: `sieve explain reports/runs/demo` | `sieve explain reports/runs/demo
+    h100-sxm-80gb.tp1.pp1.ep1.r1.bf16.kv-auto.s32.b2048`
     """
     from sieve.explain import explain as life_of
+    from sieve.explain import first_of
     from sieve.report.terminal import print_life
 
-    life = life_of(run, candidate_id)
+    life = life_of(run, candidate_id if candidate_id is not None else first_of(run))
     if as_json:
         print_json(life)
     else:

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sieve.cli.following import next_command
+from sieve.cli.completing import complete_engine, complete_gpu, complete_model
+from sieve.cli.following import next_command, options
 from sieve.cli.output import JsonFlag, print_json
+
+if TYPE_CHECKING:
+    from sieve.fit_of import Check
 
 NOTHING_FITS = 3
 
 Model = Annotated[
-    str, typer.Argument(help="Catalogue name, alias, or a path to a config.json.", metavar="MODEL")
+    str,
+    typer.Argument(
+        help="Catalogue name, alias, or a path to a config.json.",
+        metavar="MODEL",
+        autocompletion=complete_model,
+    ),
 ]
-GpuName = Annotated[str, typer.Option("--gpu", help="GPU of the catalogue; aliases are accepted.")]
+GpuName = Annotated[
+    str,
+    typer.Option(
+        "--gpu", help="GPU of the catalogue; aliases are accepted.", autocompletion=complete_gpu
+    ),
+]
 Tp = Annotated[int, typer.Option("--tp", help="Tensor parallel size.")]
 Pp = Annotated[int, typer.Option("--pp", help="Pipeline parallel size.")]
 Ep = Annotated[int, typer.Option("--ep", help="Expert parallel size: 1 or tp.")]
@@ -73,7 +88,14 @@ Dp = Annotated[
         help="Engines that share the experts in lock step; --ep is then tp x dp.",
     ),
 ]
-Engine = Annotated[str, typer.Option("--engine", help="vllm, vllm==0.19, ..., or reference.")]
+Engine = Annotated[
+    str,
+    typer.Option(
+        "--engine",
+        help="vllm, vllm==0.19, ..., or reference.",
+        autocompletion=complete_engine,
+    ),
+]
 
 Isl = Annotated[
     float | None,
@@ -100,6 +122,35 @@ def _layers(text: str | None) -> tuple[int, ...]:
             f"--pp-layer-partition: found {text!r}, expected whole numbers with commas, as 16,32"
         )
     return tuple(int(part) for part in parts)
+
+
+def _given(values: Mapping[str, Any]) -> list[object]:
+    """Return the options that are not at their default as words, the tensor ranks always."""
+    usual = {"pp": 1, "ep": 1, "data_parallel_size": 1, "decode_context_parallel_size": 1,
+             "weight_dtype": "auto", "kv_cache_dtype": "auto", "gpus_per_node": 0, "nodes": 1,
+             "engine": "vllm"}  # fmt: skip
+    return options(**{k: v for k, v in values.items() if k not in usual or v != usual[k]})
+
+
+def _remedy(check: Check, remedies: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the option to change: the first remedy of the ledger, or tensor ranks that are legal.
+
+    Empty where nothing is wrong, and where no single change is known.
+    """
+    from sieve.fit_of.rules import legal_sizes, rules_of
+
+    c = check.configuration
+    if remedies:
+        pairs = [part.split()[:2] for part in remedies[0].split(" and ")]
+        change: dict[str, Any] = dict(pairs)
+        return {**change, "ep": change["tp"]} if "tp" in change and c.ep > 1 else change
+    if check.ok:
+        return {}
+    legal = legal_sizes(c, rules_of(c), "tp")
+    if not legal:
+        return {}
+    size = min(legal, key=lambda size: (size < c.tp, abs(size - c.tp)))
+    return {"tp": size, "ep": size * c.dp} if c.ep > 1 else {"tp": size}
 
 
 def fit(
@@ -157,7 +208,33 @@ def fit(
         from sieve.report.fit import print_fit
 
         print_fit(result)
-        next_command("run", "chat", "--set", f"model={model}", "--set", f"fleet.gpus=[{gpu}]")
+        given = {
+            "pp": pp,
+            "ep": ep,
+            "data_parallel_size": data_parallel_size,
+            "decode_context_parallel_size": decode_context_parallel_size,
+            "weight_dtype": weight_dtype,
+            "kv_cache_dtype": kv_cache_dtype,
+            "max_model_len": max_model_len,
+            "max_num_seqs": max_num_seqs,
+            "max_num_batched_tokens": max_num_batched_tokens,
+            "gpus_per_node": gpus_per_node,
+            "nodes": nodes,
+            "tp_across_nodes": tp_across_nodes,
+            "pp_layer_partition": pp_layer_partition,
+            "engine": engine,
+            "gpu_memory_utilization": gpu_memory_utilization,
+            "block_size": block_size,
+            "enforce_eager": enforce_eager,
+            "isl": isl,
+            "osl": osl,
+            "calibration": calibration,
+        }
+        change = _remedy(result.check, result.remedies)
+        if change:
+            next_command("fit", model, "--gpu", gpu, *_given({"tp": tp, **given, **change}))
+        else:
+            next_command("run", "chat", "--set", f"model={model}", "--set", f"fleet.gpus=[{gpu}]")
     if not result.fits:
         raise typer.Exit(NOTHING_FITS)
 
@@ -206,10 +283,26 @@ def check(
         from sieve.report.fit import print_check
 
         print_check(result)
-        if result.ok:
-            further = (("--pp", pp), ("--ep", ep), ("--dp", data_parallel_size))
-            split = [word for flag, size in further if size > 1 for word in (flag, size)]
-            next_command("fit", model, "--gpu", gpu, "--tp", tp, *split)
+        given = {
+            "pp": pp,
+            "ep": ep,
+            "data_parallel_size": data_parallel_size,
+            "decode_context_parallel_size": decode_context_parallel_size,
+            "weight_dtype": weight_dtype,
+            "kv_cache_dtype": kv_cache_dtype,
+            "max_model_len": max_model_len,
+            "max_num_seqs": max_num_seqs,
+            "max_num_batched_tokens": max_num_batched_tokens,
+            "gpus_per_node": gpus_per_node,
+            "nodes": nodes,
+            "tp_across_nodes": tp_across_nodes,
+            "pp_layer_partition": pp_layer_partition,
+            "engine": engine,
+        }
+        change = _remedy(result)
+        if result.ok or change:
+            command = "fit" if result.ok else "check"
+            next_command(command, model, "--gpu", gpu, *_given({"tp": tp, **given, **change}))
         else:
             next_command("run", "chat", "--set", f"model={model}", "--set", f"fleet.gpus=[{gpu}]")
     if not result.ok:

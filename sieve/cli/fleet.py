@@ -7,6 +7,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from sieve.cli.completing import complete_spec
+from sieve.cli.following import next_command, set_flags
 from sieve.cli.output import JsonFlag, print_json
 from sieve.errors import InvalidInput
 
@@ -21,7 +23,14 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Spec = Annotated[Path, typer.Argument(help="Run spec (YAML).", metavar="SPEC")]
+Spec = Annotated[
+    Path,
+    typer.Argument(
+        help="Run spec (YAML), or a preset such as chat.",
+        metavar="SPEC",
+        autocompletion=complete_spec,
+    ),
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", help="Override a key: --set traffic.rate_per_s=20.", metavar="K=V"),
@@ -62,14 +71,14 @@ def size(
         found = question.size(
             spec, candidates or [], overrides=overrides or [], level=level, count=shapes
         )
-        _show(found, print_size, as_json=as_json)
+        _show(found, print_size, spec, overrides, as_json=as_json)
     else:
         if level != 1.0:
             raise InvalidInput("--gpus searches the load itself; leave --level out")
         found = question.compare(
             spec, gpus, candidates or [], overrides=overrides or [], count=shapes
         )
-        _show(found, print_compare, as_json=as_json)
+        _show(found, print_compare, spec, overrides, as_json=as_json)
     _exit(any(row["verdict"] == "clears" for row in found["rows"]))
 
 
@@ -83,7 +92,7 @@ def levels(spec: Spec, overrides: Overrides = None, as_json: JsonFlag = False) -
     from sieve.report.fleet import print_levels
 
     found = question(spec, overrides=overrides or [])
-    _show(found, print_levels, as_json=as_json)
+    _show(found, print_levels, spec, overrides, as_json=as_json)
     at_one = [row for row in found["levels"] if row["level"] == 1.0]
     _exit(any(row["verdict"] == "clears" for row in at_one))
 
@@ -113,7 +122,7 @@ def mix(
     found = question(
         spec, candidates or [], budget=budget, overrides=overrides or [], level=level, count=shapes
     )
-    _show(found, print_mix, as_json=as_json)
+    _show(found, print_mix, spec, overrides, as_json=as_json)
     _exit(bool(found["mix"]) and found["mix"]["verdict"] == "clears")
 
 
@@ -163,7 +172,7 @@ def diurnal(
         overrides=overrides or [],
         most=most,
     )
-    _show(found, print_diurnal, as_json=as_json)
+    _show(found, print_diurnal, spec, overrides, as_json=as_json)
 
 
 @app.command("disaggregate")
@@ -208,15 +217,24 @@ def disaggregate(
         overrides=overrides or [],
         count=shapes,
     )
-    _show(found, print_disaggregate, as_json=as_json)
+    _show(found, print_disaggregate, spec, overrides, as_json=as_json)
     _exit(any(row["headroom"] for row in [*found["rows"], *found["aggregated"]]))
 
 
-def _show(found: dict[str, Any], printer: Any, *, as_json: bool) -> None:
+def _show(
+    found: dict[str, Any],
+    printer: Any,
+    spec: Path,
+    overrides: list[str] | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Print an answer, and where it was no document, the run that goes into its detail."""
     if as_json:
         print_json(found)
     else:
         printer(found)
+        next_command("run", spec, *set_flags(overrides))
 
 
 def _exit(clears: bool) -> None:

@@ -4,15 +4,36 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TextIO
 
 _BEGIN = re.compile(r"^\s*Examples?:", re.MULTILINE)
-_COMMAND = re.compile(r"`(sieve [^`]+)`")
+_COMMAND = re.compile(r"`((?:[^`|]+\|\s+)?sieve [^`]+)`")
 
 
-def next_command(*words: object) -> None:
+def next_command(*words: object, file: TextIO | None = None) -> None:
     """Print the command that most people run next, quoted for a shell."""
-    print(f"Next    {shlex.join(str(word) for word in ('sieve', *words))}")
+    print(f"Next    {shlex.join(str(word) for word in ('sieve', *words))}", file=file)
+
+
+def set_flags(overrides: Sequence[str] | None) -> list[str]:
+    """Return `--set` options as words of a command."""
+    return [word for key in overrides or () for word in ("--set", key)]
+
+
+def options(**given: object) -> list[object]:
+    """Return the options that were given as words of a command: `tp=2` as `--tp 2`.
+
+    None, False and empty texts are options not given; True is an option without a value.
+    """
+    words: list[object] = []
+    for name, value in given.items():
+        if value is None or value is False or value == "":
+            continue
+        words.append(f"--{name.replace('_', '-')}")
+        if value is not True:
+            words.append(value)
+    return words
 
 
 def help_with_examples(text: str) -> str:

@@ -7,11 +7,20 @@ from typing import Annotated
 
 import typer
 
+from sieve.cli.completing import complete_spec
+from sieve.cli.following import next_command
 from sieve.cli.output import JsonFlag, print_json
 
 
 def nightly(
-    spec: Annotated[Path, typer.Argument(help="Run spec (YAML).", metavar="SPEC")],
+    spec: Annotated[
+        Path,
+        typer.Argument(
+            help="Run spec (YAML), or a preset such as chat.",
+            metavar="SPEC",
+            autocompletion=complete_spec,
+        ),
+    ],
     traffic: Annotated[
         Path, typer.Option("--traffic", help="The new day's requests.", metavar="FILE")
     ],
@@ -70,4 +79,8 @@ def nightly(
         print_json(record)
     else:
         report.print_night(record, history / PAGE)
+        if record.get("run"):
+            next_command("plan", history / record["run"])
+        else:
+            next_command("serve", history)
     raise typer.Exit(record["exit_code"])

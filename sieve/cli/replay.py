@@ -7,13 +7,20 @@ from typing import Annotated
 
 import typer
 
+from sieve.cli.completing import complete_spec
+from sieve.cli.following import next_command, set_flags
 from sieve.cli.output import JsonFlag, print_json
 from sieve.errors import InvalidInput
 
 
 def replay(
     spec: Annotated[
-        Path, typer.Argument(help="Run spec (YAML), or a preset such as chat.", metavar="SPEC")
+        Path,
+        typer.Argument(
+            help="Run spec (YAML), or a preset such as chat.",
+            metavar="SPEC",
+            autocompletion=complete_spec,
+        ),
     ],
     candidate: Annotated[
         str,
@@ -106,6 +113,7 @@ def replay(
             print_json(found)
         else:
             print_scaling(found)
+            next_command("fleet", "size", spec, *set_flags(overrides))
         return
     if pool is not None:
         from sieve.pools import pools
@@ -118,6 +126,7 @@ def replay(
             print_json(layouts)
         else:
             print_pools(layouts)
+            next_command("fleet", "size", spec, *set_flags(overrides))
         return
     if discipline not in detail.DISCIPLINES:
         raise InvalidInput(f"--discipline {discipline}: expected {', '.join(detail.DISCIPLINES)}")
@@ -147,6 +156,7 @@ def replay(
         print_json(report.data)
     else:
         print_replay(report.data, steps=steps, requests=requests)
+        next_command("run", spec, *set_flags(overrides))
 
 
 def _refuse_mixed(

@@ -10,13 +10,19 @@ from typing import Annotated, Any
 
 import typer
 
-from sieve.cli.following import next_command
+from sieve.cli.completing import complete_spec
+from sieve.cli.following import next_command, options, set_flags
 from sieve.cli.output import JsonFlag, print_json
 
 
 def run(
     spec: Annotated[
-        Path, typer.Argument(help="Run spec (YAML), or a preset such as chat.", metavar="SPEC")
+        Path,
+        typer.Argument(
+            help="Run spec (YAML), or a preset such as chat.",
+            metavar="SPEC",
+            autocompletion=complete_spec,
+        ),
     ],
     out: Annotated[
         Path | None,
@@ -74,7 +80,7 @@ def run(
             print_json(counts)
         else:
             terminal.print_dry_run(counts)
-            next_command("run", spec, *(word for key in overrides for word in ("--set", key)))
+            next_command("run", spec, *set_flags(overrides), *options(exhaustive=exhaustive))
         return
     with _progress() as (on_stage, progress, on_block):
         result = api.run(

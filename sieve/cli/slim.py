@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from sieve.cli.following import next_command
+from sieve.cli.completing import complete_model
+from sieve.cli.following import next_command, options
 from sieve.cli.output import JsonFlag, print_json
 from sieve.errors import InvalidInput, ResultError
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 NO_BATCH: Final = 4
 """Exit code when no batch keeps the limits."""
 
-EXAMPLE_MODEL = "MODEL"
+EXAMPLE_MODEL = "llama-2-7b"
 app = typer.Typer(
     name="slim",
     help="Saturation model: throughput and latency of one GPU against the batch.",
@@ -29,7 +30,14 @@ app = typer.Typer(
 Params = Annotated[
     Path, typer.Option("--params", help="Parameters that `sieve slim fit --out` wrote.")
 ]
-Model = Annotated[str, typer.Argument(help="Catalogue name, alias, or a path to config.json.")]
+Model = Annotated[
+    str,
+    typer.Argument(
+        help="Catalogue name, alias, or a path to config.json.",
+        metavar="MODEL",
+        autocompletion=complete_model,
+    ),
+]
 GpuChoice = Annotated[str | None, typer.Option("--gpu", help="GPU; by default the one of the fit.")]
 Isl = Annotated[float, typer.Option("--isl", help="Input tokens of a request.")]
 Osl = Annotated[float, typer.Option("--osl", help="Output tokens of a request.")]
@@ -100,6 +108,9 @@ def fit(
     _print_written(out, plot)
     if out is not None:
         next_command("slim", "advise", EXAMPLE_MODEL, "--params", out, "--isl", 512, "--osl", 256)
+    else:
+        kept = options(gpu=gpu, engine=engine, variant=variant, holdout=holdout)
+        next_command("slim", "fit", *files, *kept, "--out", "params.json")
 
 
 @app.command("predict")
@@ -129,6 +140,8 @@ def predict(
         print_json(result)
     else:
         print_predictions(result)
+        kept = options(isl=isl, osl=osl, gpu=gpu, kv_cache_dtype=kv_cache_dtype)
+        next_command("slim", "advise", model, "--params", params, *kept)
 
 
 @app.command("advise")
@@ -165,7 +178,7 @@ def advise(
     from sieve.units import parse_quantity
 
     if slo is not None and slo_factor is not None:
-        raise InvalidInput("give either --slo or --slo-factor")
+        raise InvalidInput("--slo and --slo-factor are both given; keep one of them")
     if b_max < 1:
         raise InvalidInput(f"--b-max is {b_max}; it must be at least 1")
     result = advice.advise(
@@ -180,6 +193,10 @@ def advise(
     else:
         print_advice(result)
         _print_written(None, plot)
+        cap = result["answer"]["B_cap"]
+        if cap is not None:
+            kept = options(isl=isl, osl=osl, gpu=gpu, kv_cache_dtype=kv_cache_dtype)
+            next_command("slim", "predict", model, "--params", params, *kept, "--batch", cap)
     if result["answer"]["B_cap"] is None:
         raise typer.Exit(NO_BATCH)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sieve.cli.completing import complete_gpu
 from sieve.cli.following import next_command
 from sieve.cli.output import JsonFlag, print_json
 
@@ -46,7 +47,12 @@ def list_tables(tables: Folder = None, as_json: JsonFlag = False) -> None:
 
 @app.command("show")
 def show(
-    gpu: Annotated[str, typer.Argument(help="GPU of the catalogue; aliases too.", metavar="GPU")],
+    gpu: Annotated[
+        str,
+        typer.Argument(
+            help="GPU of the catalogue; aliases too.", metavar="GPU", autocompletion=complete_gpu
+        ),
+    ],
     table: Annotated[
         str | None, typer.Option("--table", help="One operation in detail, such as gemm.")
     ] = None,

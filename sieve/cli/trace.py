@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sieve.cli.following import next_command, set_flags
 from sieve.cli.output import JsonFlag, print_json
 from sieve.errors import InvalidInput
 
@@ -110,6 +111,10 @@ def inspect(
         from sieve.report.trace import print_trace
 
         print_trace(data, summary=summary, html=html)
+        read = {"format": form, "rate_per_s": rate, "requests": requests}
+        keys = [f"traffic.{key}={value}" for key, value in read.items() if value is not None]
+        flags = set_flags([f"traffic.trace={file}", *keys])
+        next_command("run", "chat", *flags, "--dry-run")
 
 
 @app.command("convert")
@@ -191,6 +196,7 @@ def _print_written(written: dict[str, Any], out: Path, *, as_json: bool) -> None
     from sieve.report.trace import print_written
 
     print_written(written, out)
+    next_command("trace", "inspect", out)
 
 
 def traffic_spec(

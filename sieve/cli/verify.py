@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from sieve.cli.following import next_command
 from sieve.cli.output import JsonFlag, print_json
 
 if TYPE_CHECKING:
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 MISSED: Final = 8
 """Exit code of `--strict` when something is not as recorded."""
+
+EXAMPLE_CANDIDATE: Final = "gpu=H100-SXM-80GB,tp=2,replicas=1"
 
 _MAX_SHOWN: Final = 10
 _MAX_WIDTH: Final = 60
@@ -56,6 +59,7 @@ def scheduler(
         print_json(report.as_dict())
     else:
         _print_report(report)
+        next_command("replay", "chat", "--candidate", EXAMPLE_CANDIDATE)
     if strict and report.failures:
         raise typer.Exit(MISSED)
 

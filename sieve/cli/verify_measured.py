@@ -8,6 +8,7 @@ from typing import Annotated, Final
 
 import typer
 
+from sieve.cli.following import next_command
 from sieve.cli.output import JsonFlag, print_json
 
 MISSED: Final = 8
@@ -47,6 +48,7 @@ def measured(
         from sieve.report.measured import print_measured_check
 
         print_measured_check(report)
+        next_command("calibrate", path, "--into", calibration or "calibration.json")
     _leave(missed(report), strict=strict)
 
 
@@ -70,6 +72,7 @@ def steps(
         from sieve.report.measured import print_steps_check
 
         print_steps_check(report)
+        next_command("tables", "list")
     _leave(missed(report), strict=strict)
 
 

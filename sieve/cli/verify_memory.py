@@ -8,6 +8,8 @@ from typing import Annotated, Final
 
 import typer
 
+from sieve.cli.catalogue import EXAMPLE_GPU
+from sieve.cli.following import next_command
 from sieve.cli.output import JsonFlag, print_json
 
 MISSED: Final = 8
@@ -36,6 +38,7 @@ def memory(
         from sieve.report.fit import print_memory_check
 
         print_memory_check(report)
+        next_command("calibrate", "vllm.log", "--gpu", EXAMPLE_GPU, "--into", "calibration.json")
     faults = missed(report)
     if strict and faults:
         for words in faults:

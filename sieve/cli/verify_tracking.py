@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from sieve.cli.following import next_command
 from sieve.cli.output import JsonFlag, print_json
 
 
@@ -48,3 +49,4 @@ def tracking(
     from sieve.report.calibration import print_tracking
 
     print_tracking(report)
+    next_command("calibrate", result, "--run", "RUN", "--into", calibration or "calibration.json")

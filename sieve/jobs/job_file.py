@@ -203,10 +203,11 @@ def _from_csv(text: str, source: str) -> tuple[dict[str, Any], list[Job]]:
 
 
 def _check_header(header: list[str], source: str, line: int) -> None:
+    known, seen = list(columns()), set[str]()
     for name in header:
-        if header.count(name) > 1:
+        if name in seen:
             raise _fault(source, f"column {name!r}", "is there twice", line)
-        known = list(columns())
+        seen.add(name)
         if name.split(".")[0] in _OPEN or name in known:
             continue
         if name.startswith("fleet.usd_per_gpu_hour."):

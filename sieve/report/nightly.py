@@ -10,6 +10,7 @@ from typing import Any, Final
 from markupsafe import Markup, escape
 
 from sieve.report.format import count, money, number, plain, share
+from sieve.report.still import POLICY
 from sieve.report.svg import element
 from sieve.report.terminal import console
 
@@ -58,13 +59,17 @@ def print_night(record: Mapping[str, Any], page: Path) -> None:
 def night_lines(record: Mapping[str, Any]) -> list[str]:
     """Return a night in sentences."""
     head = f"Night {record['night']} ({record['day']}): {_CODES[record['exit_code']]}"
-    lines = [head + (", as recorded before" if record.get("repeated") else "") + "."]
+    lines = [f"{head}."]
+    if record.get("repeated"):
+        lines.append(
+            f"This day was recorded already, at {record['recorded_at']}; nothing was changed."
+        )
     new, old = record["recommended"], record["incumbent"]
     if new is not None:
         words = "Recommended" if record["changed"] or old is None else "Stays"
-        cost = money(new["usd_per_mtok"]["mid"])
+        cost, size = money(new["usd_per_mtok"]["mid"]), _counted(new["num_gpus"], "GPU")
         lines.append(
-            f"{words}: {new['candidate_id']} ({new['verdict']}, {count(new['num_gpus'])} GPUs, "
+            f"{words}: {new['candidate_id']} ({new['verdict']}, {size}, "
             f"{cost} per million output tokens)"
         )
         if new["margin"] is not None:
@@ -84,7 +89,7 @@ def night_lines(record: Mapping[str, Any]) -> list[str]:
     if sizing is not None:
         lines.append(
             f"Plan for {plain(sizing['planned_rate_per_s'])} requests/s (from "
-            f"{count(sizing['num_days'])} earlier days); it covers "
+            f"{_counted(sizing['num_days'], 'earlier day')}); it covers "
             f"{share(sizing['share_covered'])} of this day's quarter hours"
         )
     stress = record["stress"]
@@ -93,6 +98,10 @@ def night_lines(record: Mapping[str, Any]) -> list[str]:
         verdict = first["variants"][first["worst"]]["verdict"]
         lines.append(f"Best under stress: {stress['best']} (worst: {first['worst']}, {verdict})")
     return lines + [f"Note: {text}" for text in record["notes"]]
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{count(number)} {what}{'' if number == 1 else 's'}"
 
 
 def _standing(entry: Mapping[str, Any]) -> str:
@@ -143,7 +152,7 @@ def history_page(rows: Sequence[Mapping[str, Any]]) -> str:
     parts.append(_table(rows[-MAX_ROWS:]))
     body = Markup("\n").join(parts)
     return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n{POLICY}\n'
         '<meta name="viewport" content="width=device-width">\n'
         f"<title>{escape(name)}: nights</title>\n<style>{_STYLE}</style></head>\n<body>\n"
         f"<main>\n{body}\n</main>\n</body></html>\n"

@@ -10,6 +10,7 @@ from typing import Final
 from markupsafe import Markup, escape
 
 from sieve.report.format import limit_text, plain, seconds
+from sieve.report.still import POLICY
 from sieve.report.svg import WIDTH, element
 
 _LEFT: Final = 62.0
@@ -89,7 +90,7 @@ def curve_page(
         parts.append(Markup("<h2>Assumed</h2><ul>{}</ul>").format(items))
     body = Markup("\n").join(parts)
     return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n{POLICY}\n'
         '<meta name="viewport" content="width=device-width">\n'
         f"<title>{escape(title)}</title>\n<style>{_STYLE}</style></head>\n<body>\n{body}\n"
         "</body></html>\n"

@@ -10,6 +10,7 @@ from markupsafe import Markup
 from sieve.report.charts import Series, line_chart
 from sieve.report.format import count, plain, seconds, share
 from sieve.report.html import styles
+from sieve.report.still import POLICY
 
 
 def trace_page(data: Mapping[str, Any]) -> str:
@@ -53,6 +54,7 @@ def trace_page(data: Mapping[str, Any]) -> str:
         parts.append(Markup("<p>Span {}.</p>").format(seconds(rates["span_s"])))
     head = Markup(
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f"\n{POLICY}\n"
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         "<title>{}</title><style>{}</style></head><body><main>"
     ).format(f"Traffic: {data['source']}", Markup(styles()))

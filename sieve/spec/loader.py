@@ -140,7 +140,15 @@ def parse_yaml(text: str, source: str, lines: dict[str, int] | None = None) -> A
         SpecError: not YAML, duplicate keys, aliases, too deep, or more than one document.
     """
     if len(text.encode(errors="surrogatepass")) > MAX_SPEC_BYTES:
-        raise SpecError(source, [Fault("", f"larger than {MAX_SPEC_BYTES:,} bytes")])
+        raise SpecError(
+            source,
+            [
+                Fault(
+                    "",
+                    f"larger than {MAX_SPEC_BYTES:,} bytes; put large data into files of their own",
+                )
+            ],
+        )
     loader = None
     try:
         loader = _StrictLoader(text)
@@ -200,7 +208,9 @@ def _streamed(loader: Any, source: str, listed: str) -> Iterator[tuple[str, int,
         line = loader.peek_event().start_mark.line + 1
         key = str(_next_value(loader, source))
         if key in seen:
-            raise SpecError(source, [Fault(f"line {line}", f"key {key!r} is given twice")])
+            raise SpecError(
+                source, [Fault(f"line {line}", f"key {key!r} is given twice; keep one")]
+            )
         seen.add(key)
         event = loader.peek_event()
         is_list = isinstance(event, yaml.SequenceStartEvent) and event.tag is None
@@ -220,7 +230,10 @@ def _streamed(loader: Any, source: str, listed: str) -> Iterator[tuple[str, int,
     loader.get_event()
     loader.get_event()
     if not loader.check_event(yaml.StreamEndEvent):
-        raise SpecError(source, [Fault("", "holds more than one document")])
+        raise SpecError(
+            source,
+            [Fault("", "holds more than one document; keep one, or write jobs for `sieve batch`")],
+        )
 
 
 def _next_value(loader: Any, source: str) -> Any:
@@ -266,11 +279,21 @@ def load_mapping(path: Path, what: str, lines: dict[str, int] | None = None) -> 
     if not path.is_file():
         raise SpecError(source, [Fault("", f"is not a file; a {what} is one YAML file")])
     if path.stat().st_size > MAX_SPEC_BYTES:
-        raise SpecError(source, [Fault("", f"larger than {MAX_SPEC_BYTES:,} bytes")])
+        raise SpecError(
+            source,
+            [
+                Fault(
+                    "",
+                    f"larger than {MAX_SPEC_BYTES:,} bytes; put large data into files of their own",
+                )
+            ],
+        )
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise SpecError(source, [Fault("", f"not UTF-8 text (byte {error.start})")]) from None
+        raise SpecError(
+            source, [Fault("", f"not UTF-8 text (byte {error.start}); save it as UTF-8")]
+        ) from None
     except OSError as error:
         raise SpecError(source, [Fault("", f"cannot be read: {error.strerror}")]) from None
     data = parse_yaml(text, source, lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -30,6 +31,9 @@ _WANTED = {
     "string_pattern_mismatch": "letters, digits, dots, dashes and underscores, 100 at most",
 }  # fmt: skip
 """Pydantic's kinds of error in the words of this tool."""
+
+_USUAL_WORDS = {"preset": "trace", "qps": "rate_per_s", "rps": "rate_per_s", "gpu": "gpus"}
+"""What people write for a key whose name is another."""
 
 _FLEET_DEFAULTS = {
     "max_gpus": 8, "gpus_per_node": 8, "nodes_per_replica": 1, "tp_across_nodes": False,
@@ -140,6 +144,7 @@ def load_spec(
         raw, name, base = load_mapping(path, "run spec", lines), str(path), base_dir or beside
     for text in overrides:
         _apply_override(raw, text)
+    given = [text.partition("=")[0].strip() for text in overrides]
     run, faults = _validate(RunSpec, raw)
     slos, slo_faults = parse_slos(raw["slo"]) if "slo" in raw else (SloSet(), [])
     faults += slo_faults
@@ -148,7 +153,7 @@ def load_spec(
     grid, grid_name, grid_faults = _load_grid(raw.get("grid", "default"), base)
     faults += grid_faults
     if run is None or grid is None or faults:
-        raise SpecError(name, [_with_line(fault, lines) for fault in faults])
+        raise SpecError(name, [_placed(fault, lines, given) for fault in faults])
     model = run.model if run.model is not None else grid.model
     if model is None:
         raise SpecError(
@@ -160,7 +165,7 @@ def load_spec(
         raise SpecError(name, [fault])
     engine = run.engine or grid.engine or DEFAULT_ENGINE
     if faults := _node_faults(fleet, engine):
-        raise SpecError(name, [_with_line(fault, lines) for fault in faults])
+        raise SpecError(name, [_placed(fault, lines, given) for fault in faults])
     return ResolvedSpec(
         run=run,
         grid=grid,
@@ -246,6 +251,13 @@ def _grid_file(path: Path, _changed_ns: int, _size: int) -> tuple[GridSpec | Non
     return grid, [_with_line(fault, lines) for fault in faults]
 
 
+def _placed(fault: Fault, lines: Mapping[str, int], given: Sequence[str]) -> Fault:
+    """Return a fault with its line, or as one of an override where that is what it is about."""
+    if any(re.match(rf"{re.escape(key)}(\.|\[|$)", fault.path) for key in given):
+        return replace(fault, message=f"{fault.message} (given by --set)")
+    return _with_line(fault, lines)
+
+
 def _with_line(fault: Fault, lines: Mapping[str, int]) -> Fault:
     """Return a fault with the line of its path, or of the nearest path above it."""
     path = fault.path
@@ -299,7 +311,10 @@ def _merged(faults: Sequence[Fault]) -> list[Fault]:
         heads = {message.partition(", expected ")[0] for message in messages}
         if len(messages) > 1 and len(heads) == 1 and all(", expected " in m for m in messages):
             wanted = " or ".join(m.partition(", expected ")[2] for m in messages)
-            out.append(Fault(path, f"{heads.pop()}, expected {wanted}"))
+            head = heads.pop()
+            if path == "model" and head.startswith("found ["):
+                wanted += "; several models are a batch with `sweep` (docs/batch.md)"
+            out.append(Fault(path, f"{head}, expected {wanted}"))
         else:
             out += [Fault(path, message) for message in messages]
     return out
@@ -315,11 +330,13 @@ def _fault_of(model: type[BaseModel], item: Any, prefix: str) -> Fault:
     kind = item["type"]
     if kind == "extra_forbidden":
         allowed = _allowed_keys(model, loc[:-1])
-        near = difflib.get_close_matches(str(loc[-1]), allowed, n=1)
+        said = str(loc[-1])
+        usual = [_USUAL_WORDS[said]] if _USUAL_WORDS.get(said) in allowed else []
+        near = usual or difflib.get_close_matches(said, allowed, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"allowed are: {', '.join(allowed)}"
         return Fault(path, f"unknown key; {hint}")
     if kind == "missing":
-        return Fault(path, "missing")
+        return Fault(path, "missing; add it")
     message = item["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     if kind == "value_error":
         return Fault(path, message)
@@ -329,7 +346,10 @@ def _fault_of(model: type[BaseModel], item: Any, prefix: str) -> Fault:
         return Fault(path, f"has too many entries; at most {item['ctx']['max_length']}")
     found = repr(item["input"])
     found = found if len(found) <= 60 else found[:57] + "..."
-    return Fault(path, f"found {found}, expected {_WANTED.get(kind, message)}")
+    wanted = _WANTED.get(kind, message)
+    if wanted == "a list" and isinstance(item["input"], str) and len(item["input"]) <= 60:
+        wanted += f", as in [{item['input']}]"
+    return Fault(path, f"found {found}, expected {wanted}")
 
 
 def _is_union_tag(part: Any) -> bool:

@@ -219,7 +219,10 @@ def _line_fault(line: bytes, most: int) -> str:
         return "not UTF-8 text"
     if text.count('"') % 2:  # a cell over several lines, which cannot be judged by one of them
         return ""
-    found = text.count(",") + 1 if '"' not in text else len(next(csv.reader([text]), []))
+    try:
+        found = text.count(",") + 1 if '"' not in text else len(next(csv.reader([text]), []))
+    except csv.Error as error:
+        return f"no row of a CSV: {error}"
     return f"{found} fields where the header has {most}" if found > most else ""
 
 

@@ -7,7 +7,6 @@ Lengths are drawn as GuideLLM does: with `_stdev` normal, rounded and clipped to
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -15,6 +14,7 @@ import numpy as np
 
 from sieve.arrays import IntArray, Requests
 from sieve.errors import TraceError
+from sieve.json_text import parse_json
 from sieve.spec import parse_yaml
 from sieve.spec.models import ArrivalSpec
 from sieve.traces.limits import MAX_TOKENS, generator
@@ -44,8 +44,8 @@ def parse(text: str, label: str) -> dict[str, Any]:
     stripped = text.strip()
     if stripped.startswith("{") or "=" not in stripped:
         try:
-            data = json.loads(stripped) if stripped.startswith("{") else parse_yaml(stripped, label)
-        except (ValueError, RecursionError) as error:
+            data = parse_json(stripped) if stripped.startswith("{") else parse_yaml(stripped, label)
+        except ValueError as error:
             raise TraceError(f"{label}: no JSON or YAML: {str(error)[:120]}") from None
     else:
         data = {}

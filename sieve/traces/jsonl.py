@@ -19,6 +19,7 @@ Check = Callable[[dict[str, Any], str], None]
 """Raises the fault of one record; the second argument is file and line."""
 
 NUMBER: Final = pl.Float64()
+MAX_NUMBER: Final = 2**63 - 1
 COUNT: Final = pl.Int64()
 TEXT: Final = pl.String()
 IDS: Final = pl.List(pl.Int64())
@@ -173,7 +174,8 @@ def check_types(record: Mapping[str, Any], where: str, schema: Mapping[str, pl.D
         if isinstance(dtype, pl.Int64):
             fits, expected = type(value) is int, "expected a whole number of tokens"
         elif isinstance(dtype, pl.Float64):
-            fits, expected = type(value) in (int, float), "expected a number"
+            fits = type(value) in (int, float) and -MAX_NUMBER <= value <= MAX_NUMBER
+            expected = f"expected a number up to {MAX_NUMBER:g}"
         elif isinstance(dtype, pl.String):
             fits, expected = isinstance(value, str | int), "expected text"
         elif not (

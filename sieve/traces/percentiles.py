@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -27,6 +26,7 @@ import numpy as np
 
 from sieve.arrays import FloatArray, IntArray, Requests
 from sieve.errors import TraceError
+from sieve.json_text import parse_json
 from sieve.spec import parse_yaml
 from sieve.spec.models import ArrivalSpec, GammaArrivals
 from sieve.traces.files import TraceFile
@@ -81,9 +81,9 @@ def parse(file: TraceFile) -> dict[str, Any]:
     else:
         try:
             data = (
-                json.loads(text) if text.lstrip().startswith("{") else parse_yaml(text, file.label)
+                parse_json(text) if text.lstrip().startswith("{") else parse_yaml(text, file.label)
             )
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise TraceError(f"{file.label}: no YAML or JSON: {str(error)[:120]}") from None
     if not isinstance(data, Mapping):
         raise TraceError(f"{file.label}: expected keys {', '.join(KEYS)}")
@@ -100,7 +100,12 @@ def parse(file: TraceFile) -> dict[str, Any]:
 
 
 def _from_csv(text: str, label: str) -> dict[str, Any]:
-    rows = list(csv.reader(io.StringIO(text)))
+    try:
+        rows = list(csv.reader(io.StringIO(text, newline="")))
+    except csv.Error as error:
+        raise TraceError(
+            f"{label}: no CSV: {error}; expected a header and a row a metric"
+        ) from None
     head = [cell.strip() for cell in rows[0]]
     table: dict[str, Any] = {}
     for number, row in enumerate(rows[1:], 2):

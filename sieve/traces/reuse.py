@@ -102,7 +102,6 @@ def _count_greater_before(last: IntArray) -> IntArray:
     # Ties do not count: an element that equals another must not be greater than it.
     count = np.zeros(m, np.int64)
     rank = np.argsort(np.argsort(last, kind="stable"), kind="stable").astype(np.int64)
-    first = np.full(m, -1, np.int64)
     width = 1
     order = np.arange(m)
     while width < m:
@@ -117,5 +116,4 @@ def _count_greater_before(last: IntArray) -> IntArray:
         add = total[block[order]] - before
         count[order[right]] += add[right]
         width *= 2
-    del first
     return count

@@ -167,13 +167,14 @@ def _root(prefix: PrefixBlocks) -> tuple[int, float]:
     """Return the blocks and the share of the beginning that many requests have."""
     n = len(prefix.prompt)
     uses = np.bincount(prefix.ids, minlength=1)
-    common = uses >= max(ROOT_SHARE * n, 2)
-    if not common.any():
+    if uses.max() < max(ROOT_SHARE * n, 2):
         return 0, 0.0
-    places = np.flatnonzero(prefix.ids == np.argmax(uses))
+    places = np.flatnonzero(uses[prefix.ids] == uses.max())
     owners = np.searchsorted(prefix.start, places, side="right") - 1
-    depth = int(places[0] - prefix.start[owners[0]])
-    return depth + 1, len(np.unique(owners)) / n
+    # All blocks of a beginning are used equally often; the deepest of them tells its length.
+    depth = places - prefix.start[owners]
+    best = prefix.ids[places[np.argmax(depth)]]
+    return int(depth.max()) + 1, len(np.unique(owners[prefix.ids[places] == best])) / n
 
 
 def summarise_sessions(requests: Requests) -> SessionSummary:

@@ -72,7 +72,7 @@ def _rates(requests: Requests, starts: FloatArray) -> dict[str, Any]:
     )
     bins = max(int(np.ceil(span_s / width)), 1)
     counts = np.histogram(starts, bins=bins, range=(0, bins * width))[0]
-    minute = np.histogram(starts, bins=max(int(span_s // 60), 1))[0]
+    minute = np.unique(starts // 60, return_counts=True)[1]
     return {
         "unit": "requests/s" if requests.previous is None else "session starts/s",
         "span_s": span_s,

@@ -245,6 +245,9 @@ def _columns(requests: list[Any]) -> dict[str, list[Any]] | None:
     for name in ("think_time", "api_time"):
         if not {int, float, type(None)}.issuperset(map(type, columns[name])):
             return None
+    known = [v for name in ("t", "think_time", "api_time") for v in columns[name] if v is not None]
+    if max(map(abs, known), default=0) >= _WIDE:
+        return None
     lists = [ids for ids in columns["hash_ids"] if ids is not None]
     if not {list}.issuperset(map(type, lists)):
         return None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -157,12 +158,12 @@ def _check_columns(path: Path, names: list[str]) -> None:
     known = {*NEEDED, *METRIC_COLUMNS, *_FURTHER}
     missing = [name for name in NEEDED if name not in names]
     unknown = [name for name in names if name not in known]
-    doubled = sorted({name for name in names if names.count(name) > 1})
+    doubled = sorted(name for name, times in Counter(names).items() if times > 1)
     if missing:
-        raise ResultError(f"{path}, row 1: missing columns {', '.join(missing)}")
+        raise ResultError(f"{path}, row 1: missing columns {', '.join(missing)}; add them")
     if unknown:
         raise ResultError(
-            f"{path}, row 1: unknown columns {', '.join(unknown)}; allowed are "
+            f"{path}, row 1: unknown columns {', '.join(unknown[:8])}; allowed are "
             f"{', '.join(sorted(known))}"
         )
     if doubled:

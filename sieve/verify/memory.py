@@ -10,6 +10,7 @@ import csv
 import difflib
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -41,6 +42,7 @@ OPTIONAL: Final = (
 """Columns that the file may have beside those needed and the figures."""
 _YES: Final = ("1", "1.0", "true", "yes")
 _NO: Final = ("", "0", "0.0", "false", "no")
+_MOST_GIB: Final = 1e6
 _NEGATIVE: Final = frozenset({"non_torch_gib", "available_kv_gib"})  # both occur below zero in logs
 THRESHOLDS: Final[Mapping[str, float]] = {
     "verdict_wrong": 0.0,
@@ -104,6 +106,10 @@ def judge(row: Mapping[str, str]) -> Fit:
     gpu = load_gpu(row["gpu_canonical"])
     total = _number(row, "gpu_total_gib")
     if total is not None:
+        if not 0 < total <= _MOST_GIB:
+            raise ResultError(
+                f"gpu_total_gib is {row['gpu_total_gib']!r}; expected above 0, up to {_MOST_GIB:g}"
+            )
         gpu = replace(gpu, memory_bytes=total * GIB)
     tokens, length = int(_figure(row, "kv_tokens") or 0), _count(row, "max_model_len")
     if length is None and tokens and row["outcome"] == "boots":
@@ -174,14 +180,14 @@ def _read(path: Path) -> tuple[list[str], list[dict[str, str]]]:
 def _check_columns(path: Path, columns: Sequence[str]) -> None:
     if not columns:
         raise ResultError(f"{path}: is empty; the first line names the columns")
-    twice = sorted({name for name in columns if columns.count(name) > 1})
+    twice = sorted(name for name, times in Counter(columns).items() if times > 1)
     if twice:
         raise ResultError(f"{path}: columns named twice: {', '.join(twice)}")
     lacking = [name for name in NEEDED if name not in columns]
     if lacking:
         near = {name: difflib.get_close_matches(name, columns, n=1) for name in lacking}
         shown = [f"{name} (found {near[name][0]})" if near[name] else name for name in lacking]
-        raise ResultError(f"{path}: missing columns {', '.join(shown)}")
+        raise ResultError(f"{path}: missing columns {', '.join(shown)}; add them")
 
 
 def _model(row: Mapping[str, str]) -> ModelArchitecture:

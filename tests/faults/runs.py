@@ -17,16 +17,20 @@ SPEC: Final = ROOT / "tests" / "fuzz" / "corpus" / "spec" / "small.yaml"
 FRAMES: Final = ("candidates.parquet", "simulations.parquet")
 
 
-def command(out: Path, *flags: str) -> list[str]:
+MAIN: Final = "from sieve.cli.main import main; main()"
+
+
+def command(out: Path, *flags: str, code: str = MAIN) -> list[str]:
     """Return the command that runs the small spec into `out`."""
-    main = "from sieve.cli.main import main; main()"
-    return [sys.executable, "-c", main, "run", str(SPEC), "--out", str(out), *flags]
+    return [sys.executable, "-c", code, "run", str(SPEC), "--out", str(out), *flags]
 
 
 def run(
     out: Path,
     *flags: str,
     most_bytes: int | None = None,
+    most_memory: int | None = None,
+    code: str = MAIN,
     env: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run to the end.
@@ -35,6 +39,8 @@ def run(
         out: run folder.
         flags: more arguments.
         most_bytes: largest file that the process may write, as on a disk that fills up.
+        most_memory: largest address space in bytes.
+        code: Python that starts the command line.
         env: the environment, this process's by default.
     """
 
@@ -42,9 +48,11 @@ def run(
         if most_bytes is not None:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
+        if most_memory is not None:
+            resource.setrlimit(resource.RLIMIT_AS, (most_memory, most_memory))
 
     return subprocess.run(
-        command(out, *flags), capture_output=True, text=True, check=False, cwd=ROOT,
+        command(out, *flags, code=code), capture_output=True, text=True, check=False, cwd=ROOT,
         env=dict(os.environ if env is None else env), preexec_fn=limit,
     )  # fmt: skip
 

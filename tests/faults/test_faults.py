@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -67,3 +68,45 @@ def test_killed_at_random_moments_a_run_gives_the_same_bytes(tmp_path: Path) -> 
     tally = campaign(3, tmp_path, seed=5, a_run=3)
     assert tally.kills >= 3
     assert tally.different == 0
+
+
+JUMPING = """
+import time
+steps, real = iter(range(10**9)), time.time
+time.time = lambda: real() + (1e9 if next(steps) % 2 else -1e9)
+from sieve.cli.main import main
+main()
+"""
+
+
+def test_a_clock_that_jumps_changes_nothing_but_the_times_told(whole: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    done = run(out, code=JUMPING)
+    assert done.returncode in {0, 4, 5}, done.stderr
+    assert content(out) == content(whole)
+    result = json.loads((out / "result.json").read_text())
+    assert 0 <= result["elapsed_s"] < 3600
+    assert all(0 <= stage["elapsed_s"] < 3600 for stage in result["stages"])
+
+
+def test_a_run_out_of_memory_is_gone_on_with(whole: Path, tmp_path: Path) -> None:
+    """An allocation that fails in a library ends the process, as the system's own killer does."""
+    out = tmp_path / "run"
+    broken = run(out, most_memory=1_000_000_000)
+    assert broken.returncode not in {0, 4, 5}
+    assert not (out / "result.json").exists()
+    assert run(out, "--resume").returncode in {0, 4, 5}
+    assert content(out) == content(whole)
+
+
+def test_an_allocation_that_fails_in_python_is_one_error(tmp_path: Path) -> None:
+    code = """
+import sieve.cli.main as cli
+def fail(*_, **__): raise MemoryError
+import sieve.api
+sieve.api.run = fail
+cli.main()
+"""
+    done = run(tmp_path / "run", code=code)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: out of memory; take fewer requests or a smaller grid")

@@ -47,9 +47,9 @@ def test_every_help_page_has_examples_that_parse(path: tuple[str, ...], command:
 
 
 def test_examples_stand_one_to_a_line() -> None:
-    text = "Do it.\n\nExamples: `sieve a --b\n    c` | `sieve d` (a note)\n\nMore."
+    text = "Do it.\n\nExamples: `sieve a --b\n    c` | `echo x |\n    sieve d` (a note)\n\nMore."
     assert help_with_examples(text) == (
-        "Do it.\n\n\b\nExamples:\n  sieve a --b c\n  sieve d\n\n(a note)\n\nMore."
+        "Do it.\n\n\b\nExamples:\n  sieve a --b c\n  echo x | sieve d\n\n(a note)\n\nMore."
     )
     assert help_with_examples("Do it.") == "Do it."
 
@@ -90,6 +90,7 @@ PAGES = [
     ["fit", "Qwen/Qwen3-8B", "--gpu", "H100-SXM-80GB"],
     ["check", "Qwen/Qwen3-8B", "--gpu", "H100-SXM-80GB"],
     ["bound", "Qwen/Qwen3-8B", "--gpu", "H100-SXM-80GB"],
+    ["eval", "--list", "sizing"], ["trace", "inspect", "chat"],
 ]  # fmt: skip
 
 
@@ -107,6 +108,43 @@ def test_pages_fit_the_terminal_and_end_with_the_next_command(
     assert re.match(r"Next    sieve \w+", last)
     following = shlex.split(last.removeprefix("Next"))[1:]
     assert following[0] in {path[0] for path, _ in COMMANDS}
+
+
+def following(output: str) -> list[str]:
+    """Return the words of the command that an output ends with."""
+    return shlex.split(output.rstrip().splitlines()[-1].removeprefix("Next"))
+
+
+MODEL, GPU = "meta-llama/Llama-3.1-8B-Instruct", "A100-SXM-80GB"
+
+
+def test_the_next_command_keeps_what_was_given() -> None:
+    done = CliRunner().invoke(
+        app, ["check", MODEL, "--gpu", GPU, "--weight-dtype", "fp8", "--max-num-seqs", "8"]
+    )
+    assert following(done.output) == [
+        "sieve", "fit", MODEL, "--gpu", GPU, "--tp", "1", "--weight-dtype", "fp8",
+        "--max-num-seqs", "8",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", ["check", "fit"])
+def test_a_broken_rule_is_followed_by_the_nearest_legal_split(command: str) -> None:
+    """32 query heads and 8 KV heads do not divide by 3; 4 is the next that divides both."""
+    done = CliRunner().invoke(app, [command, MODEL, "--gpu", GPU, "--tp", "3"])
+    assert done.exit_code == 3
+    assert following(done.output) == ["sieve", command, MODEL, "--gpu", GPU, "--tp", "4"]
+    again = CliRunner().invoke(app, following(done.output)[1:])
+    assert again.exit_code == 0
+
+
+@pytest.mark.parametrize("gpu", ["A100-SXM-80GB", "H100-SXM-80GB", "A100-SXM-40GB"])
+def test_what_does_not_fit_is_followed_by_what_does(gpu: str) -> None:
+    """70.6 billion parameters of two bytes are more than any of these cards holds."""
+    done = CliRunner().invoke(app, ["fit", "meta-llama/Llama-3.1-70B-Instruct", "--gpu", gpu])
+    assert done.exit_code == 3
+    again = CliRunner().invoke(app, following(done.output)[1:])
+    assert again.exit_code == 0, again.output
 
 
 def test_an_unknown_command_or_option_names_the_nearest() -> None:

@@ -46,7 +46,10 @@ def kind_of(path: Path) -> str:
     if head[0] in "{[":
         # A log line may begin with a bracket, as in "[gpu0] INFO ..."
         return "results" if head[0] == "{" or head[1:].lstrip()[:1] in {"{", "]"} else "log"
-    header = next(csv.reader([head.splitlines()[0]]), [])
+    try:
+        header = next(csv.reader([head.splitlines()[0]]), [])
+    except csv.Error:  # no table
+        return "log"
     if {"source", "gpu", "isl_mean"} <= set(header):
         return "measured"
     return "results" if set(MARKS) <= set(header) else "log"

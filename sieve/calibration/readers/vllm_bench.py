@@ -29,6 +29,7 @@ from sieve.calibration.readers.result import (
     text,
 )
 from sieve.errors import ResultError
+from sieve.json_text import whole_number
 
 MARKS: Final = ("output_throughput", "completed", "duration")
 """Keys that every bench result has."""
@@ -73,7 +74,10 @@ def read_sweep_csv(body: str, file: str, sha256: str) -> list[Result]:
     Raises:
         ResultError: it has no rows, or one is at fault.
     """
-    rows = list(csv.DictReader(io.StringIO(body)))
+    try:
+        rows = list(csv.DictReader(io.StringIO(body, newline="")))
+    except csv.Error as error:
+        raise ResultError(f"{file}: no table of a sweep: {error}") from None
     if not rows:
         raise ResultError(f"{file}: holds no result: the sweep's table is empty")
     return read_bench([_typed(row) for row in rows], file, sha256, "vllm_sweep")
@@ -246,7 +250,7 @@ def appended(body: str, file: str) -> list[Any]:
     Raises:
         ResultError: it is no JSON.
     """
-    decoder = json.JSONDecoder(parse_constant=_no_constant)
+    decoder = json.JSONDecoder(parse_constant=_no_constant, parse_int=whole_number)
     place, out = 0, []
     while place < len(body):
         if body[place].isspace() or body[place] == ",":

@@ -25,6 +25,12 @@ def call(monkeypatch, capsys, *args):
     return caught.value.code, out, err
 
 
+def night_of(folder):
+    """Return the time at which the last night was recorded."""
+    with open_history(folder) as nights:
+        return next(iter(nights.records(1)))["recorded_at"]
+
+
 @pytest.fixture
 def night(tmp_path, service):
     """Run one night and return its record."""
@@ -241,7 +247,9 @@ def test_a_page_escapes_texts_and_bears_values_of_any_type():
     assert "<img src" not in page
     assert "<i>" not in page
     assert "&lt;b&gt;svc" in page
-    assert "http" not in page
+    assert "http:" not in page
+    assert "https:" not in page
+    assert "default-src 'none'" in page
     assert "no nights yet" in history_page([])
 
 
@@ -256,9 +264,16 @@ def test_the_command_prints_the_night_and_ends_with_its_code(
     code, out, _ = call(monkeypatch, capsys, *args, day_file("b.csv", n=1500, rate=110.0))
     assert code == 6
     assert "another deployment is recommended" in out
+    assert "from 1 earlier day)" in " ".join(out.split())
+    assert out.rstrip().splitlines()[-1].startswith("Next    sieve plan ")
+    before = (tmp_path / "h" / FILE).read_bytes()
+    _, again, _ = call(monkeypatch, capsys, *args, tmp_path / "b.csv")
+    said = f"This day was recorded already, at {night_of(tmp_path / 'h')}; nothing was changed."
+    assert said in " ".join(again.split())
+    assert (tmp_path / "h" / FILE).read_bytes() == before
     assert "breaks its objectives" in out
     assert (tmp_path / "h" / PAGE).read_text().count("<tr>") == 3
     code, _, err = call(monkeypatch, capsys, *args, tmp_path / "none.csv")
     assert code == 2
     assert "no such file" in err
-    assert any("as recorded" in line for line in night_lines({**record, "repeated": True}))
+    assert not any("recorded already" in line for line in night_lines(record))

@@ -113,7 +113,7 @@ def test_every_fault_at_once(make_spec: Make) -> None:
 
 @pytest.mark.parametrize("missing", ["name", "traffic", "slo"])
 def test_a_missing_key(make_spec: Make, missing: str) -> None:
-    assert faults_of(make_spec({missing: None})) == {missing: "missing"}
+    assert faults_of(make_spec({missing: None})) == {missing: "missing; add it"}
 
 
 def test_all_missing_keys_at_once() -> None:
@@ -312,3 +312,23 @@ def test_the_resolved_spec_names_no_folder_of_this_machine(tmp_path: Path, make_
     traffic = {"trace": str(tmp_path / "t.csv"), "arrival": {"poisson_per_s": 1}}
     spec = load_spec(make_spec({"traffic": traffic}))
     assert str(tmp_path) not in str(spec.to_json())
+
+
+@pytest.mark.parametrize(
+    ("override", "path", "said"),
+    [
+        ("model=[A, B]", "model", "several models are a batch with `sweep` (docs/batch.md)"),
+        ("fleet.gpus=A100", "fleet.gpus", "expected a list, as in [A100]"),
+        ("traffic.preset=chat", "traffic.preset", "did you mean 'trace'?"),
+        ("traffic.qps=3", "traffic.qps", "did you mean 'rate_per_s'?"),
+    ],
+)
+def test_a_fault_of_an_override_is_not_laid_to_the_file(
+    override: str, path: str, said: str
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        load_spec("chat", overrides=[override])
+    (fault,) = caught.value.faults
+    assert (fault.path, fault.line) == (path, None)
+    assert said in fault.message
+    assert fault.message.endswith("(given by --set)")

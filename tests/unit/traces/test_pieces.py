@@ -80,7 +80,7 @@ def test_a_number_that_only_the_parser_refuses_is_found(tmp_path):
     """1e999 is infinite to Python's reader, which checks the lines, and no number to the other."""
     text = lines(9)
     text[4] = text[4].replace('"timestamp": 40', '"timestamp": 1e999')
-    with pytest.raises(TraceError, match=r"t.jsonl, line 5: no JSON"):
+    with pytest.raises(TraceError, match=r"line 5: timestamp is Infinity; expected a number"):
         load(tmp_path, "t.jsonl", "\n".join(text), **MOON)
     got = load(tmp_path, "t.jsonl", "\n".join(text), on_error="skip", **MOON)
     assert got.line.tolist() == [1, 2, 3, 4, 6, 7, 8, 9]
