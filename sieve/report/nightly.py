@@ -32,7 +32,9 @@ p { color: var(--soft); max-width: 75ch; } svg { width: 100%; }
 .change { stroke: var(--mark); stroke-dasharray: 3 3; } text { font-size: 12px; fill: var(--soft); }
 table { border-collapse: collapse; font-size: .85rem; display: block; overflow-x: auto; }
 th, td { text-align: left; padding: .2rem .6rem; border-bottom: 1px solid var(--rule); }
-td.n { text-align: right; } .bad { color: var(--mark); font-weight: 600; }
+@media (max-width: 700px) { text { font-size: 24px; } svg { overflow: visible; } }
+th, td { overflow-wrap: normal; } td.id { overflow-wrap: anywhere; min-width: 14em; }
+td.n { text-align: right; white-space: nowrap; } .bad { color: var(--mark); font-weight: 600; }
 """
 _CODES: Final = {
     0: "clears every objective", 3: "nothing fits", 4: "nothing meets the objectives",
@@ -151,8 +153,8 @@ def history_page(rows: Sequence[Mapping[str, Any]]) -> str:
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n{POLICY}\n'
         '<meta name="viewport" content="width=device-width">\n'
-        f"<title>{escape(name)}: nights</title>\n<style>{_STYLE}</style></head>\n<body>\n{body}\n"
-        "</body></html>\n"
+        f"<title>{escape(name)}: nights</title>\n<style>{_STYLE}</style></head>\n<body>\n"
+        f"<main>\n{body}\n</main>\n</body></html>\n"
     )
 
 
@@ -221,7 +223,7 @@ def _thinned(known: Sequence[tuple[int, float]], total: int) -> list[tuple[int, 
 def _table(rows: Sequence[Mapping[str, Any]]) -> Markup:
     heads = ("night", "day", "outcome", "recommended", "GPUs", "USD/Mtok", "room", "drift",
              "searched", "peak/s")  # fmt: skip
-    out = [Markup("").join(Markup("<th>{}</th>").format(head) for head in heads)]
+    out = [Markup("").join(Markup('<th scope="col">{}</th>').format(head) for head in heads)]
     for row in reversed(rows):
         words = _CODES.get(row["exit_code"], f"exit code {row['exit_code']}")
         if row["incumbent_breaks_slo"]:
@@ -231,7 +233,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Markup:
             ("n", count(row["night"])),
             ("", row["day"]),
             (css, words),
-            ("", row["recommended"] or "none"),
+            ("id", row["recommended"] or "none"),
             ("n", count(row["num_gpus"])),
             ("n", plain(row["usd_per_mtok"])),
             ("n", share(row["margin"])),

@@ -63,7 +63,7 @@ NUMBER_KINDS: Final = (
     ("Weights, reserves, cache of a GPU", "estimate", "the ledger; held against start-up logs"),
     ("Score of stage 4", "bound", "closed form at the optimistic end"),
     ("Latency, throughput, cost", "estimate", "replay of the scheduler; interval and evidence"),
-    ("Prices", "assumed or given", "named below where assumed"),
+    ("Prices", "assumed or given", "named above where assumed"),
 )
 Row = Mapping[str, Any]
 

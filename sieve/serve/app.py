@@ -64,7 +64,7 @@ def make_app(root: Path, hosts: list[str], version: str) -> Starlette:
     def report(request: Request) -> Response:
         run = run_at(request.path_params["name"])
         script = f"script-src '{script_hash(template_text('report.js'))}'"
-        return _html(report_of(run), f"{_POLICY}; {script}")
+        return _html(_with_way_back(report_of(run)), f"{_POLICY}; {script}")
 
     def raw(request: Request) -> Response:
         path = run_at(request.path_params["name"]) / "result.json"
@@ -80,7 +80,10 @@ def make_app(root: Path, hosts: list[str], version: str) -> Starlette:
         if found is None:
             raise HTTPException(404, "no nightly history of this name")
         text = found.read_text(encoding="utf-8", errors="replace")
-        return _html(text, f"{_POLICY}; sandbox")
+        return _html(_with_way_back(text), f"{_POLICY}; sandbox")
+
+    def icon(request: Request) -> Response:  # noqa: ARG001 -- as above
+        return Response(status_code=204, headers=_headers())
 
     async def failed(request: Request, error: Exception) -> Response:  # noqa: ARG001 -- as above
         if isinstance(error, HTTPException):
@@ -92,6 +95,7 @@ def make_app(root: Path, hosts: list[str], version: str) -> Starlette:
     return Starlette(
         routes=[
             Route("/", index),
+            Route("/favicon.ico", icon),
             Route("/compare", side_by_side),
             Route("/report/{name:path}", report),
             Route("/result/{name:path}", raw),
@@ -100,6 +104,12 @@ def make_app(root: Path, hosts: list[str], version: str) -> Starlette:
         middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts)],
         exception_handlers={HTTPException: failed, ResultError: failed},
     )
+
+
+def _with_way_back(page: str) -> str:
+    """Return a page that was made to stand alone with a link to the list of runs."""
+    link = '<body>\n<nav aria-label="Runs"><a href="/">All runs</a></nav>'
+    return page.replace("<body>", link, 1)
 
 
 def _html(page: str, policy: str, status: int = 200) -> Response:

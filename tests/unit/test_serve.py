@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from sieve.cli.main import app as cli
 from sieve.errors import InvalidInput
 from sieve.serve import find_run, list_runs, make_app
+from sieve.serve.comparison import compare
 
 BAD = "<script>alert(1)</script>"
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
@@ -193,6 +194,31 @@ def test_two_runs_side_by_side(client: Client, runs: Path) -> None:
     assert re.search(r'<th scope="row">seed</th><td>77</td><td><b>0</b></td>', page)
     same = client.get("/compare?a=one&b=one").text
     assert "The resolved specs are equal." in same
+    assert "no change" in same
+
+
+@pytest.mark.parametrize(
+    ("second", "words"),
+    [
+        ({"low": 0.9, "mid": 1.25, "high": 1.5}, "+25 %, intervals overlap"),
+        ({"low": 0.4, "mid": 0.5, "high": 0.6}, "\N{MINUS SIGN}50 %, intervals part"),
+        ({"mid": 0.5}, "\N{MINUS SIGN}50 %"),
+        ({"mid": None}, "unknown"),
+        ("x", "unknown"),
+    ],
+)
+def test_a_difference_says_whether_the_intervals_part(second: Any, words: str) -> None:
+    sides = [
+        {"ranking": [{"ttft_p99_s": ends}], "stages": []}
+        for ends in ({"low": 0.8, "mid": 1.0, "high": 1.2}, second)
+    ]
+    (row,) = (row for row in compare(*sides)["metrics"] if row[0] == "TTFT p99")
+    assert row[3] == words
+
+
+def test_pages_that_stand_alone_lead_back_and_browsers_find_no_fault(client: Client) -> None:
+    assert '<a href="/">All runs</a>' in client.get("/report/one").text
+    assert client.get("/favicon.ico").status == 204
 
 
 @pytest.mark.parametrize("place", [".", "nights"])
@@ -200,10 +226,11 @@ def test_a_nightly_history_is_linked_and_may_run_nothing(
     client: Client, runs: Path, place: str
 ) -> None:
     (runs / place).mkdir(exist_ok=True)
-    (runs / place / "history.html").write_text(f"<p>nights</p>{BAD}", encoding="utf-8")
+    (runs / place / "history.html").write_text(f"<body><p>nights</p>{BAD}", encoding="utf-8")
     assert f'href="/history/{place}"' in client.get("/").text
     page = client.get(f"/history/{place}")
     assert "<p>nights</p>" in page.text
+    assert '<a href="/">All runs</a>' in page.text
     policy = page.headers["content-security-policy"]
     assert policy.startswith("default-src 'none'")
     assert "script-src" not in policy
