@@ -22,7 +22,7 @@ from sieve.parallel import LocalExecutor
 from sieve.perf.cache import FAMILY
 from sieve.report.format import reason_sentence
 from sieve.report.rejection import remedy
-from sieve.results import write_atomically
+from sieve.results import SCHEMA_KEY, SCHEMA_VERSION, write_atomically
 from sieve.sim.metrics import after_warm_up, metrics, queue_growth, statistic_of
 from sieve.sim.replay import ReplaySettings, simulate
 from sieve.sim.static_batching import simulate_static
@@ -335,5 +335,5 @@ def write_table(frame: pl.DataFrame, path: Path) -> None:
     if path.suffix == ".csv":
         frame.write_csv(content)
     else:
-        frame.write_parquet(content)
+        frame.write_parquet(content, metadata={SCHEMA_KEY: SCHEMA_VERSION})
     write_atomically(path, content.getbuffer())

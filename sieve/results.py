@@ -25,9 +25,10 @@ from typing import IO, Any, Final
 import polars as pl
 
 from sieve.errors import ResultError
+from sieve.version import schema_fault
 
 SCHEMA_VERSION: Final = "1.0"
-_SCHEMA_KEY: Final = "sieve_schema_version"
+SCHEMA_KEY: Final = "sieve_schema_version"
 """Of the metadata of a run folder's Parquet files."""
 CHECKPOINT: Final = "checkpoint"
 REPLAYS: Final = "replays.ledger"
@@ -167,7 +168,7 @@ class RunFolder:
             ResultError: as `write_text`.
         """
         content = io.BytesIO()
-        frame.write_parquet(content, metadata={_SCHEMA_KEY: SCHEMA_VERSION})
+        frame.write_parquet(content, metadata={SCHEMA_KEY: SCHEMA_VERSION})
         self._replace(name, content.getbuffer())
 
     def _replace(self, name: str, content: bytes | memoryview) -> None:
@@ -315,16 +316,8 @@ def check_schema(path: Path, found: str, known: str, remake: str) -> None:
     Raises:
         ResultError: with what to do about it.
     """
-    theirs, ours = found.partition(".")[0], known.partition(".")[0]
-    if theirs == ours:
-        return
-    newer = theirs.isdigit() and int(theirs) > int(ours)
-    fix = (
-        "a newer sieve wrote it; upgrade with `pip install --upgrade sieve-sizing`"
-        if newer
-        else f"make it anew with `{remake}`; CHANGELOG.md says what changed"
-    )
-    raise ResultError(f"{path}: schema version {found!r}, this sieve reads {known!r}: {fix}")
+    if fault := schema_fault(found, known, f"make it anew with `{remake}`"):
+        raise ResultError(f"{path}: {fault}")
 
 
 def read_frame(run: Path, name: str, columns: Sequence[str] = ()) -> pl.DataFrame:
@@ -337,7 +330,7 @@ def read_frame(run: Path, name: str, columns: Sequence[str] = ()) -> pl.DataFram
     if not path.is_file():
         raise ResultError(f"{run}: {name} is missing; run `sieve run` again")
     try:
-        written = pl.read_parquet_metadata(path).get(_SCHEMA_KEY, SCHEMA_VERSION)
+        written = pl.read_parquet_metadata(path).get(SCHEMA_KEY, SCHEMA_VERSION)
         check_schema(path, written, SCHEMA_VERSION, "sieve run SPEC --out FOLDER")
         frame = pl.read_parquet(path)
     except (pl.exceptions.PolarsError, OSError) as error:

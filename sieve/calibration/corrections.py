@@ -6,10 +6,11 @@ import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from sieve.errors import ResultError
 from sieve.memory.corrections import (
+    SCHEMA_VERSION,
     SECTION,
     Correction,
     CorrectionKey,
@@ -20,8 +21,6 @@ from sieve.memory.corrections import (
     read_document,
     to_entries,
 )
-
-SCHEMA_VERSION: Final = 1
 
 
 def add_correction(path: Path, key: CorrectionKey, log: LogCorrection) -> Correction:
@@ -36,12 +35,6 @@ def add_correction(path: Path, key: CorrectionKey, log: LogCorrection) -> Correc
     document: dict[str, Any] = {"schema_version": SCHEMA_VERSION}
     if path.exists():
         document = read_document(path)
-        version = document.get("schema_version")
-        if version != SCHEMA_VERSION:
-            raise ResultError(
-                f"{path}: schema_version is {version!r}; this version of sieve writes "
-                f"{SCHEMA_VERSION}"
-            )
     known = merged(corrections_of(document, str(path)), key, log)
     document[SECTION] = to_entries(known)
     write_document(path, document)

@@ -24,6 +24,7 @@ from sieve.catalog.models import load_model
 from sieve.errors import InvalidInput, ResultError, SieveError
 from sieve.formulas import slim_fit
 from sieve.formulas.slim_model import PRINTED, read_hardware, read_model, read_params
+from sieve.version import schema_fault
 
 FORMAT: Final = "sieve-slim-params"
 VERSION: Final = 1
@@ -304,10 +305,9 @@ def read_document(path: Path) -> dict[str, Any]:
         ) from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ResultError(f"{path}: no parameter document; `sieve slim fit --out FILE` writes one")
-    if document.get("version") != VERSION:
-        raise ResultError(
-            f"{path}: version {document.get('version')!r}; this sieve reads {VERSION}"
-        )
+    remake = "make it anew with `sieve slim fit ... --out FILE`"
+    if fault := schema_fault(document.get("version"), VERSION, remake):
+        raise ResultError(f"{path}: {fault}")
     try:
         read_params(document["params"])
         read_hardware(document["hardware"])

@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from sieve.calibration.corrections import SCHEMA_VERSION, write_document
+from sieve.calibration.corrections import write_document
 from sieve.calibration.points import (
     MAX_POINTS,
     SECTION,
@@ -23,7 +23,7 @@ from sieve.calibration.serving import Calibration
 from sieve.catalog.accelerators import load_gpu
 from sieve.catalog.engines import load_engine
 from sieve.errors import CatalogError, ResultError
-from sieve.memory.corrections import read_document
+from sieve.memory.corrections import SCHEMA_VERSION, read_document
 from sieve.perf.constants import step_constants
 from sieve.perf.kernel_table import system_folder
 
@@ -55,7 +55,6 @@ def read_calibration(path: Path) -> Calibration:
         ResultError: it cannot be read, or an entry is damaged; the message names it.
     """
     document = read_document(path)
-    _check_version(document, path)
     points = points_of(document, str(path))
     if found := contradiction(points):
         raise ResultError(f"{path}: {found.reason}")
@@ -102,7 +101,6 @@ def merge_points(path: Path | None, points: Iterable[Point]) -> Calibration:
     known: dict[str, Point] = {}
     if path is not None and path.exists():
         document = read_document(path)
-        _check_version(document, path)
         known = {p.id: p for p in points_of(document, str(path))}
     known |= {p.id: p for p in points}
     ordered = tuple(known[key] for key in sorted(known))
@@ -179,11 +177,3 @@ def _cells(calibration: Calibration, points: Iterable[Point]) -> list[dict[str, 
         count = {kind: len(scores.get(kind, ())) for kind in ("ttft", "tpot")}
         out.append({"family": family, "load": band, "prefill": pressure, "num_scores": count})
     return out
-
-
-def _check_version(document: Mapping[str, Any], path: Path) -> None:
-    version = document.get("schema_version")
-    if version != SCHEMA_VERSION:
-        raise ResultError(
-            f"{path}: schema_version is {version!r}; this version of sieve reads {SCHEMA_VERSION}"
-        )

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from sieve.errors import ResultError
 from sieve.results import clean
+from sieve.version import schema_fault
 
 FILE: Final = "history.sqlite"
 LOCK: Final = "history.lock"
@@ -192,11 +193,9 @@ def _check(connection: sqlite3.Connection, path: Path, *, create: bool) -> None:
         raise ResultError(
             f"{path}: a database of another program; choose another folder for --history"
         )
-    if version != SCHEMA_VERSION:
-        raise ResultError(
-            f"{path}: a history of schema version {version}, this sieve reads {SCHEMA_VERSION}; "
-            "use the sieve that wrote it, or begin a new folder"
-        )
+    remake = "use the sieve that wrote it, or begin another folder with --history"
+    if fault := schema_fault(version, SCHEMA_VERSION, remake):
+        raise ResultError(f"{path}: a history of {fault}")
     found = [row[1] for row in connection.execute("PRAGMA table_info(nights)")]
     if found != list(_COLUMNS):
         raise ResultError(f"{path}: the table of nights is damaged; restore the file")

@@ -17,6 +17,11 @@ from typing import Any, Final
 
 from sieve.errors import ResultError
 from sieve.units import GIB
+from sieve.version import schema_fault
+
+SCHEMA_VERSION: Final = 1
+"""Of calibration files."""
+_REMAKE: Final = "make it anew with `sieve calibrate RESULT ... --into FILE`"
 
 SECTION: Final = "start_up"
 """Key of the calibration file under which corrections of the ledger stand."""
@@ -101,7 +106,7 @@ def read_document(path: Path) -> dict[str, Any]:
     """Return a calibration file as JSON data.
 
     Raises:
-        ResultError: it cannot be read, is too large or no JSON object.
+        ResultError: it cannot be read, is too large, no JSON object or of another schema version.
     """
     try:
         if path.is_file() and path.stat().st_size > _MOST_FILE_BYTES:
@@ -116,6 +121,8 @@ def read_document(path: Path) -> dict[str, Any]:
         raise ResultError(f"{path}: no calibration file: {error}") from error
     if not isinstance(document, dict):
         raise ResultError(f"{path}: no calibration file: expected a JSON object")
+    if fault := schema_fault(document.get("schema_version"), SCHEMA_VERSION, _REMAKE):
+        raise ResultError(f"{path}: {fault}")
     return document
 
 

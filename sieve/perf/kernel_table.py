@@ -21,9 +21,13 @@ from sieve.errors import TableError
 from sieve.perf.table_check import read_frame
 from sieve.perf.table_schema import SCHEMAS
 from sieve.resources import data_folder
+from sieve.version import schema_fault
 
 Key = tuple[str | int, ...]
 
+SCHEMA_VERSION: Final = 1
+"""Of a folder's provenance and tables."""
+_REMAKE: Final = "bring the tables in anew with `sieve tables import`"
 _SECONDS_PER_MICROSECOND: Final = 1e-6
 
 
@@ -106,7 +110,7 @@ def read_provenance(folder: Path) -> dict[str, Any]:
     """Return the content of a folder's `provenance.yaml`, empty without one.
 
     Raises:
-        TableError: it is not a YAML mapping.
+        TableError: it is not a YAML mapping, or of another schema version.
     """
     path = folder / "provenance.yaml"
     if not path.is_file():
@@ -117,6 +121,9 @@ def read_provenance(folder: Path) -> dict[str, Any]:
         raise TableError(f"{path}: not readable as YAML ({str(error).splitlines()[0]})") from None
     if not isinstance(record, dict):
         raise TableError(f"{path}: holds {type(record).__name__}, must be a mapping")
+    # Shipped folders name none; they are of the release that ships them.
+    if fault := schema_fault(record.get("schema_version", SCHEMA_VERSION), SCHEMA_VERSION, _REMAKE):
+        raise TableError(f"{path}: {fault}")
     return record
 
 

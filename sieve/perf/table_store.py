@@ -12,7 +12,7 @@ import polars as pl
 import yaml
 
 from sieve.perf.audit_finding import Finding
-from sieve.perf.kernel_table import read
+from sieve.perf.kernel_table import SCHEMA_VERSION, read
 from sieve.perf.table_schema import OPERATIONS, UNITS
 
 PROVENANCE = "provenance.yaml"
@@ -50,7 +50,8 @@ def write_tables(
         tables[op].write_parquet(path, compression="zstd", compression_level=19, statistics=False)
         read(path, op)
         operations[op] = describe(tables[op], op, path.read_bytes(), findings.get(op, ()))
-    record = {**head, "operations": {op: operations[op] for op in OPERATIONS if op in operations}}
+    named = {"schema_version": SCHEMA_VERSION, **head}
+    record = {**named, "operations": {op: operations[op] for op in OPERATIONS if op in operations}}
     text = yaml.safe_dump(record, sort_keys=False, width=100)
     (folder / PROVENANCE).write_text(text, encoding="utf-8")
     return record

@@ -28,6 +28,7 @@ body { margin: 0 auto; max-width: 1040px; padding: 1rem; background: var(--bg); 
   font: 16px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
 h1 { font-size: 1.3rem; } h2 { font-size: 1rem; margin: 1.2rem 0 .2rem; }
 p { color: var(--soft); max-width: 75ch; } svg { width: 100%; }
+.line, .change { vector-effect: non-scaling-stroke; }
 .line { fill: none; stroke: var(--line); stroke-width: 1.5; } .grid { stroke: var(--rule); }
 .change { stroke: var(--mark); stroke-dasharray: 3 3; } text { font-size: 12px; fill: var(--soft); }
 table { border-collapse: collapse; font-size: .85rem; display: block; overflow-x: auto; }
@@ -243,4 +244,4 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Markup:
         ]
         out.append(Markup("").join(Markup('<td class="{}">{}</td>').format(*c) for c in cells))
     body = Markup("\n").join(Markup("<tr>{}</tr>").format(line) for line in out)
-    return Markup("<table>{}</table>").format(body)
+    return Markup('<table tabindex="0">{}</table>').format(body)

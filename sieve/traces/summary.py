@@ -26,8 +26,10 @@ from sieve.traces.reuse_summary import (
     summarise_prefix,
     summarise_sessions,
 )
+from sieve.version import schema_fault
 
 SCHEMA_VERSION: Final = 1
+_REMAKE: Final = "make it anew with `sieve trace inspect FILE --summary OUT`, or reinstall sieve"
 BINS_PER_OCTAVE: Final = 4
 QUANTILES_PER_BIN: Final = 9
 MAX_WINDOWS: Final = 200
@@ -152,11 +154,11 @@ class Summary:
         """
         try:
             data = json.loads(text)
-            if data.pop("schema_version") != SCHEMA_VERSION:
-                raise TraceError(f"{label}: a traffic summary of another version; reinstall sieve")
+            if fault := schema_fault(data.pop("schema_version"), SCHEMA_VERSION, _REMAKE):
+                raise TraceError(f"{label}: a traffic summary of {fault}")
             return _from_plain(data)
         except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-            raise TraceError(f"{label}: damaged traffic summary ({error}); reinstall") from None
+            raise TraceError(f"{label}: damaged traffic summary ({error}); {_REMAKE}") from None
 
 
 def summarise(

@@ -238,22 +238,25 @@ def test_a_correction_never_makes_a_term_negative() -> None:
     [
         ("", "no calibration file"),
         ("[]", "expected a JSON object"),
-        ('{"start_up": 3}', "start_up is no list"),
-        ('{"start_up": [{"logs": []}]}', "start_up[0].engine"),
-        ('{"start_up": [{}]}', "start_up[0]: expected"),
-        ('{"start_up": NaN}', "NaN is not a number"),
+        ('{"schema_version": 1, "start_up": 3}', "start_up is no list"),
+        ('{"schema_version": 1, "start_up": [{"logs": []}]}', "start_up[0].engine"),
+        ('{"schema_version": 1, "start_up": [{}]}', "start_up[0]: expected"),
+        ('{"schema_version": 1, "start_up": NaN}', "NaN is not a number"),
         (
-            '{"start_up": [{"engine": "vllm", "version": "0.19", "gpu": "g", "model": "m", '
+            '{"schema_version": 1, "start_up": [{"engine": "vllm", "version": "0.19", "gpu": "g", '
+            '"model": "m", '
             '"tp": 0, "pp": 1, "ep": 1, "logs": []}]}',
             "start_up[0].tp: found 0",
         ),
         (
-            '{"start_up": [{"engine": "vllm", "version": "0.19", "gpu": "g", "model": "m", '
+            '{"schema_version": 1, "start_up": [{"engine": "vllm", "version": "0.19", "gpu": "g", '
+            '"model": "m", '
             '"tp": 1, "pp": 1, "ep": 1, "logs": [{"sha256": "a", "terms": {"weights": 3}}]}]}',
             "logs[0].terms.weights",
         ),
         (
-            '{"start_up": [{"engine": "vllm", "version": "0.19", "gpu": "g", "model": "m", '
+            '{"schema_version": 1, "start_up": [{"engine": "vllm", "version": "0.19", "gpu": "g", '
+            '"model": "m", '
             '"tp": 1, "pp": 1, "ep": 1, "logs": [{"sha256": "a", "terms": '
             '{"graph_bytes": 1e300}}]}]}',
             "beyond any card",
@@ -277,6 +280,8 @@ def test_files_that_cannot_be_written(tmp_path: Path) -> None:
         add_correction(tmp_path / "missing" / "c.json", KEY, log)
     other = tmp_path / "c.json"
     other.write_text("{}", encoding="utf-8")
-    with pytest.raises(ResultError, match="schema_version is None"):
+    with pytest.raises(
+        ResultError, match="names no schema version, this sieve reads 1: make it anew with"
+    ):
         add_correction(other, KEY, log)
     assert other.read_text(encoding="utf-8") == "{}"

@@ -342,7 +342,7 @@ def test_a_calibration_that_is_none_is_refused(
     Path("f.json").write_text('{"schema_version": 7}', encoding="utf-8")
     code, out, err = cli("run", write(small), "--out", "o", "--calibration", "f.json")
     assert (code, out) == (2, "")
-    assert "schema_version is 7" in err
+    assert "schema version 7, this sieve reads 1: a newer sieve wrote it; upgrade" in err
     assert not Path("o").exists()
 
 
