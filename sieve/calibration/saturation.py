@@ -296,9 +296,13 @@ def read_document(path: Path) -> dict[str, Any]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ResultError(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise ResultError(
+            f"{path}: cannot be read: {error.strerror or error}; `sieve slim fit --out` writes it"
+        ) from error
     except (ValueError, RecursionError) as error:
-        raise ResultError(f"{path}: not JSON: {error}") from error
+        raise ResultError(
+            f"{path}: not JSON: {error}; give what `sieve slim fit --out` wrote"
+        ) from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ResultError(f"{path}: no parameter document; `sieve slim fit --out FILE` writes one")
     remake = "make it anew with `sieve slim fit ... --out FILE`"

@@ -32,7 +32,8 @@ def options(**given: object) -> list[object]:
             continue
         words.append(f"--{name.replace('_', '-')}")
         if value is not True:
-            words.append(value)
+            whole = isinstance(value, float) and value.is_integer()
+            words.append(f"{value:.0f}" if whole else value)
     return words
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 MISSED: Final = 8
 """Exit code of `--strict` when something is not as recorded."""
 
-EXAMPLE_CANDIDATE: Final = "gpu=H100-SXM-80GB,tp=2,replicas=1"
+EXAMPLE_CANDIDATE: Final = "h100-sxm-80gb.tp2.pp1.ep1.r1.fp8.kv-fp8.s128.b2048"
 
 _MAX_SHOWN: Final = 10
 _MAX_WIDTH: Final = 60

@@ -1,0 +1,22 @@
+"""Latencies of single requests by hand, with one, two and three tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sieve.arrays import Requests
+from sieve.sim.metrics import per_request
+from sieve.sim.replay import ReplaySettings, simulate
+
+
+def test_the_time_per_token_is_that_between_tokens(tables) -> None:
+    """Alone, a step lasts a second: the first token comes after one, each further one after one."""
+    requests = Requests(np.array([0.0, 10.0, 20.0]), np.array([4, 4, 4]), np.array([1, 2, 3]))
+    limits = ReplaySettings(
+        max_num_seqs=4, max_num_batched_tokens=16, num_gpu_blocks=8, block_size=4
+    )
+    found = per_request(requests, simulate(requests, tables.affine(base=1.0), limits))
+    assert found["ttft"].tolist() == [1.0, 1.0, 1.0]
+    assert found["e2e"].tolist() == [1.0, 2.0, 3.0]
+    assert np.isnan(found["tpot"][0])
+    assert found["tpot"][1:].tolist() == [1.0, 1.0]
