@@ -217,7 +217,8 @@ def test_a_lost_node_costs_no_task(tmp_path, ray_home):
             return path.read_text().split() if path.exists() else []
 
         def on_done(number: int, result: int) -> int:
-            begun = {node for item in range(16) for node in nodes_of(item)}
+            open_items = set(range(16)) - {*done, number}
+            begun = {node for item in open_items for node in nodes_of(item)}
             if lost in begun and second.any_processes_alive():
                 cluster.remove_node(second, allow_graceful=False)
             done.append(number)

@@ -350,7 +350,7 @@ def test_check_command() -> None:
     assert (good.exit_code, verdict) == (0, "valid")
     assert following == "Next    sieve fit qwen3-8b --gpu h100-sxm --tp 1"
     ranks = run("check", "qwen3-30b-a3b", "--gpu", "h100-sxm", "--dp", "4", "--ep", "4")
-    last = "Next    sieve fit qwen3-30b-a3b --gpu h100-sxm --tp 1 --ep 4 --dp 4"
+    last = "Next    sieve fit qwen3-30b-a3b --gpu h100-sxm --tp 1 --ep 4 --data-parallel-size 4"
     assert (ranks.exit_code, ranks.stdout.splitlines()[-1]) == (0, last)
     refused = run("check", "qwen3-8b", "--gpu", "h100-sxm", "--dp", "2")
     assert refused.exit_code == 3
