@@ -23,10 +23,10 @@ from sieve.perf.estimate import Estimates
 
 # Seconds of one core of a shared virtual x86 machine: a replay, a request, an iteration, an engine,
 # and a request in an iteration.
-EVENTS: Final = (1.3e-3, 0.7e-6, 13e-9, 0.25e-3, 0.0)
-PIPELINE: Final = (1.3e-3, 0.9e-6, 46e-9, 0.25e-3, 0.0)
-STEPS: Final = (2.4e-3, 6.2e-6, 179e-9, 0.25e-3, 48e-9)
-_IN_PYTHON: Final = (1.3e-3, 0.25e-3)
+EVENTS: Final = (6.0e-3, 0.7e-6, 13e-9, 0.25e-3, 0.0)
+PIPELINE: Final = (6.0e-3, 0.9e-6, 46e-9, 0.25e-3, 0.0)
+STEPS: Final = (7.1e-3, 6.2e-6, 179e-9, 0.25e-3, 48e-9)
+_IN_PYTHON: Final = (6.0e-3, 0.25e-3)
 """Of these, what holds the interpreter's lock: a replay, an engine."""
 SEATS_MARGIN: Final = 2.0
 """Times the mean concurrency that seats must exceed to count as never binding."""
