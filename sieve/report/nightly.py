@@ -10,7 +10,7 @@ from typing import Any, Final
 from markupsafe import Markup, escape
 
 from sieve.report.format import count, money, number, plain, share
-from sieve.report.still import POLICY
+from sieve.report.page_policy import POLICY
 from sieve.report.svg import element
 from sieve.report.terminal import console
 

@@ -10,7 +10,7 @@ from typing import Final
 from markupsafe import Markup, escape
 
 from sieve.report.format import limit_text, plain, seconds
-from sieve.report.still import POLICY
+from sieve.report.page_policy import POLICY
 from sieve.report.svg import WIDTH, element
 
 _LEFT: Final = 62.0

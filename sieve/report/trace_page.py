@@ -10,7 +10,7 @@ from markupsafe import Markup
 from sieve.report.charts import Series, line_chart
 from sieve.report.format import count, plain, seconds, share
 from sieve.report.html import styles
-from sieve.report.still import POLICY
+from sieve.report.page_policy import POLICY
 
 
 def trace_page(data: Mapping[str, Any]) -> str:
