@@ -61,7 +61,7 @@ GROUPS: Final = (
         _units(
             "test_stage_contract.py", "test_validity.py", "test_placement.py", "test_memory.py",
             "test_shortlist.py", "test_simulate.py", "test_ranking.py", "test_levels.py",
-            "test_pipeline.py", "test_export.py",
+            "test_pipeline.py", "test_export.py", "test_stage_values.py", "test_model_ends.py",
         ),
     ),
     Group(
