@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ import numpy as np
 import polars as pl
 
 from sieve.advice import advise
-from sieve.arrays import Requests
 from sieve.assumptions import stated
 from sieve.audit import audit as audit_of
 from sieve.calibration.serving import Calibration
@@ -34,7 +33,6 @@ from sieve.perf.capacity import workload_of
 from sieve.perf.front_end import chat_latency_s, request_work_s
 from sieve.perf.table_folder import with_tables
 from sieve.pipeline import (
-    EXIT_CODES,
     WHOLE,
     Outcome,
     answer_of,
@@ -46,126 +44,30 @@ from sieve.pipeline import (
     run_grid,
 )
 from sieve.ranking.objective import metrics_of, needs_price
-from sieve.report.answer import answer_sentence
-from sieve.report.html import render_report
-from sieve.report.notebook import notebook_view
 from sieve.results import (
     CHECKPOINT,
+    MODELS,
     REPLAYS,
     SCHEMA_VERSION,
     SPEC,
-    TRAFFIC,
     RunFolder,
     clean,
     default_folder,
     to_json,
 )
 from sieve.reuse import Reuse
+from sieve.run_result import RunResult
+from sieve.several import Part, joined, model_labels
 from sieve.sim.routing import check_routing
-from sieve.spec import ResolvedSpec, is_path, load_spec, path_label
+from sieve.spec import ResolvedSpec, is_path, load_specs, path_label
 from sieve.spec.slo_traffic import traffic_faults
 from sieve.timeline import timeline_of
-from sieve.traces import load_traffic, stored
+from sieve.traces import load_traffic
 from sieve.units import GB
 from sieve.version import __version__
 from stages import STAGES
 
 __all__ = ["RunResult", "compiles_first", "default_folder", "prepare", "run"]
-
-
-@dataclass(eq=False)
-class RunResult:
-    """The result of a run.
-
-    Attributes:
-        data: the content of `result.json`.
-        candidates: one row per candidate of the grid, with the stage that rejected it.
-        simulations: one row per replayed candidate and load level.
-        files: further text files by path below the run folder.
-        requests: the traffic at level 1.0, kept in the folder for `sieve plan`.
-        timeline: the leader's queue, batch and cache over time; empty where nothing was ranked.
-        exhaustive: what a replay of every survivor would take on this machine, an estimate:
-            `num_candidates`, `num_replays`, `estimated_s`; empty if stage 4 did not run.
-        folder: where it was written, None if it was not.
-    """
-
-    data: dict[str, Any]
-    candidates: pl.DataFrame
-    simulations: pl.DataFrame
-    files: dict[str, str] = field(default_factory=dict)
-    requests: Requests | None = None
-    exhaustive: dict[str, Any] = field(default_factory=dict)
-    timeline: pl.DataFrame = field(default_factory=pl.DataFrame)
-    folder: Path | None = None
-
-    @property
-    def answer(self) -> dict[str, Any]:
-        """The answer: status, winners, tie group, what would settle it."""
-        answer: dict[str, Any] = self.data["answer"]
-        return answer
-
-    @property
-    def ranking(self) -> pl.DataFrame:
-        """The ranking as a frame: axes, verdict, and each metric with `_low` and `_high`."""
-        rows = []
-        for entry in self.data["ranking"]:
-            row: dict[str, Any] = {}
-            for name, value in entry.items():
-                if name == "evidence_shares":
-                    row |= {f"evidence_share_{k}": v for k, v in value.items()}
-                elif name == "intervals":
-                    row |= {
-                        f"{metric}_{source}_{end}": number
-                        for metric, sources in value.items()
-                        for source, ends in sources.items()
-                        for end, number in ends.items()
-                    }
-                elif name == "options":
-                    row |= value
-                elif name == "classes":
-                    row |= {f"verdict_in_{k}": found["verdict"] for k, found in value.items()}
-                elif isinstance(value, dict):
-                    row |= {f"{name}_{end}": value[end] for end in ("low", "mid", "high")}
-                else:
-                    row[name] = value
-            rows.append(row)
-        return pl.DataFrame(rows, infer_schema_length=None)
-
-    @property
-    def exit_code(self) -> int:
-        """The command line's exit code; 0 when stages were left out."""
-        return EXIT_CODES.get(self.answer["status"], 0)
-
-    def save(self, folder: str | Path) -> Path:
-        """Write the run folder and return its path."""
-        target = RunFolder(Path(folder))
-        self._write(target)
-        target.close()
-        return target.path
-
-    def _write(self, target: RunFolder) -> None:
-        target.write_frame("candidates.parquet", self.candidates)
-        target.write_frame("simulations.parquet", self.simulations)
-        if self.requests is not None:
-            target.write_frame(TRAFFIC, stored.to_frame(self.requests))
-        for name, text in self.files.items():
-            target.write_text(name, text)
-        target.write_frame("timeline.parquet", self.timeline)
-        target.write_text("report.html", self.report())
-        target.write_text("result.json", to_json(self.data))
-        self.folder = target.path
-
-    def report(self) -> str:
-        """Return the report as one HTML page that needs nothing else."""
-        return render_report(
-            self.data, self.candidates, self.simulations, self.timeline, self.files
-        )
-
-    def _repr_html_(self) -> str:
-        return notebook_view(self.data)
-
-    def __repr__(self) -> str:
-        return f"RunResult({answer_sentence(self.data)})"
 
 
 def run(
@@ -207,7 +109,6 @@ def run(
     Raises:
         SieveError: any fault of the input; see `sieve.errors`.
     """
-    started = time.perf_counter()
     if not 1 <= stop_after <= len(STAGES):
         raise InvalidInput(f"found --stop-after {stop_after}; stages are 1 to {len(STAGES)}")
     if resume and (out is None or callable(out)):
@@ -215,69 +116,145 @@ def run(
     if audit and stop_after < 6:
         raise InvalidInput("--audit compares rankings: leave out --stop-after, or give 6 or 7")
     own = make_executor(executor, ray_address) if isinstance(executor, str) else None
-    fan_out = own if isinstance(executor, str) else executor
-    resolved = spec if isinstance(spec, ResolvedSpec) else load_spec(spec, overrides=overrides)
-    learned = None if calibration is None else read_calibration(Path(calibration))
-    context, grid = prepare(
-        resolved,
-        fan_out,
+    specs = [spec] if isinstance(spec, ResolvedSpec) else load_specs(spec, overrides=overrides)
+    asked = _Asked(
+        executor=executor if own is None else own,
+        started=time.perf_counter(),
+        stop_after=stop_after,
         exhaustive=exhaustive,
-        progress=progress,
-        calibration=learned,
+        audit=audit,
+        resume=resume,
+        calibration=None if calibration is None else read_calibration(Path(calibration)),
         reuse=reuse,
+        on_stage=on_stage,
+        progress=progress,
+        on_block=on_block,
     )
     if callable(out):
-        out = out(resolved.run.name)
-    target = RunFolder(Path(out), resume=resume) if out is not None else None
-    if target is not None:
-        context = replace(
-            context,
-            ledger=Ledger(
-                target.path / CHECKPOINT / REPLAYS, None if reuse is None else reuse.replays
-            ),
-            progress=target.progress(progress),
+        out = out(specs[0].run.name)
+    folder = None if out is None else Path(out)
+    if len(specs) == 1:
+        context, grid = asked.prepared(specs[0])
+        with own or nullcontext():
+            return _run_one(context, grid, asked, folder).result
+    if audit:
+        raise InvalidInput(
+            "--audit looks at the shortlist of one model; give one (--set model=NAME)"
+        )
+    asked = replace(asked, reuse=reuse or Reuse())
+    with own or nullcontext():
+        return _run_several([asked.prepared(one) for one in specs], asked, folder)
+
+
+@dataclass(frozen=True, eq=False)
+class _Asked:
+    """What was asked for beside the spec; see `run`. `started` is a reading of the clock."""
+
+    executor: Any
+    started: float
+    stop_after: int
+    exhaustive: bool
+    audit: bool
+    resume: bool
+    calibration: Calibration | None
+    reuse: Reuse | None
+    on_stage: Callable[[Mapping[str, Any]], None] | None
+    progress: Callable[[int, int], None] | None
+    on_block: Callable[[int, int], None] | None
+
+    def prepared(self, spec: ResolvedSpec) -> tuple[RunContext, Grid]:
+        """Return context and grid of a spec."""
+        return prepare(
+            spec,
+            self.executor,
+            exhaustive=self.exhaustive,
+            progress=self.progress,
+            calibration=self.calibration,
+            reuse=self.reuse,
         )
 
-    def note(record: Mapping[str, Any]) -> None:
-        if target is not None:
-            target.event("stage", **record)
-        if on_stage is not None:
-            on_stage(record)
 
+def _run_one(context: RunContext, grid: Grid, asked: _Asked, folder: Path | None) -> Part:
+    """Return the run of one model, written into its folder if there is one."""
+    spec, on_block = context.spec, asked.on_block
+    target = None if folder is None else RunFolder(folder, resume=asked.resume)
     if target is not None:
+        others = None if asked.reuse is None else asked.reuse.replays
+        ledger = Ledger(target.path / CHECKPOINT / REPLAYS, others)
+        progress = target.progress(asked.progress)
+        context = replace(context, ledger=ledger, progress=progress)
+        on_block = target.progress(on_block, stage=1)
         target.event(
             "start",
             schema_version=SCHEMA_VERSION,
-            name=resolved.run.name,
+            name=spec.run.name,
             num_candidates=grid.index.num_candidates,
         )
     try:
-        with own or nullcontext():
-            if target is not None:
-                on_block = target.progress(on_block, stage=1)
-            outcome = run_grid(
-                grid, context, stop_after=stop_after, on_stage=note, on_block=on_block
-            )
-            result = result_of(grid, context, outcome)
-            if outcome.is_partial:
-                result.files[f"{CHECKPOINT}/{SPEC}"] = to_json(resolved.to_rerun())
-            if audit:
-                result.data["audit"] = clean(audit_of(grid, context, outcome))
-            if stop_after >= 4:
-                workers = getattr(fan_out, "workers", None) or os.cpu_count() or 1
-                result.exhaustive = exhaustive_cost(outcome, context).to_json(workers)
-            result.data["elapsed_s"] = time.perf_counter() - started
-            if target is not None:
-                result._write(target)
-                reused = context.ledger.num_reused if context.ledger else 0
-                damaged = context.ledger.num_damaged if context.ledger else 0
-                counts = {"num_replays_reused": reused, "num_replays_damaged": damaged}
-                target.event("end", status=result.answer["status"], **counts)
+        on_stage = noting(target, asked.on_stage)
+        outcome = run_grid(
+            grid, context, stop_after=asked.stop_after, on_stage=on_stage, on_block=on_block
+        )
+        result = result_of(grid, context, outcome)
+        if outcome.is_partial:
+            result.files[f"{CHECKPOINT}/{SPEC}"] = to_json(spec.to_rerun())
+        if asked.audit:
+            result.data["audit"] = clean(audit_of(grid, context, outcome))
+        if asked.stop_after >= 4:
+            workers = getattr(asked.executor, "workers", None) or os.cpu_count() or 1
+            result.exhaustive = exhaustive_cost(outcome, context).to_json(workers)
+        result.data["elapsed_s"] = time.perf_counter() - asked.started
+        if target is not None:
+            result.write(target)
+            reused = context.ledger.num_reused if context.ledger else 0
+            damaged = context.ledger.num_damaged if context.ledger else 0
+            counts = {"num_replays_reused": reused, "num_replays_damaged": damaged}
+            target.event("end", status=result.answer["status"], **counts)
     finally:
         if target is not None and context.ledger is not None:
             context.ledger.close()
             target.close()
+    return Part(context, outcome, result)
+
+
+def _run_several(
+    prepared: Sequence[tuple[RunContext, Grid]], asked: _Asked, folder: Path | None
+) -> RunResult:
+    """Return the run of several models: each by itself, then all of them ranked together."""
+    labels = model_labels([context.model.name for context, _ in prepared], prepared[0][0].spec)
+    target = None if folder is None else RunFolder(folder, resume=asked.resume)
+    try:
+        parts = {}
+        for label, (context, grid) in zip(labels, prepared, strict=True):
+            on_stage = noting(target, asked.on_stage, model=context.model.name)
+            below = None if folder is None else folder / MODELS / label
+            own = replace(asked, started=time.perf_counter(), on_stage=on_stage)
+            parts[label] = _run_one(context, grid, own, below)
+        result = joined(parts)
+        result.data["elapsed_s"] = time.perf_counter() - asked.started
+        if target is not None:
+            result.write(target)
+            target.event("end", status=result.answer["status"])
+    finally:
+        if target is not None:
+            target.close()
     return result
+
+
+def noting(
+    target: RunFolder | None,
+    then: Callable[[Mapping[str, Any]], None] | None,
+    **facts: str,
+) -> Callable[[Mapping[str, Any]], None]:
+    """Return a callback that notes a stage's record, with further facts, and passes it on."""
+
+    def note(record: Mapping[str, Any]) -> None:
+        if target is not None:
+            target.event("stage", **facts, **record)
+        if then is not None:
+            then({**facts, **record})
+
+    return note
 
 
 def compiles_first() -> bool:

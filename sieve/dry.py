@@ -13,7 +13,8 @@ from sieve.context import RunContext
 from sieve.grid import Grid
 from sieve.parallel import LocalExecutor
 from sieve.pipeline import exhaustive_cost, run_grid
-from sieve.spec import load_spec
+from sieve.several import summed_cost, summed_record
+from sieve.spec import ResolvedSpec, load_specs
 from stages import STAGES
 
 SAMPLED_ABOVE: Final = 20_000_000
@@ -36,7 +37,11 @@ def dry_run(
     Raises:
         SieveError: any fault of the input.
     """
-    resolved = load_spec(spec, overrides=overrides)
+    specs = load_specs(spec, overrides=overrides)
+    return _added([_of_model(one, exhaustive=exhaustive) for one in specs])
+
+
+def _of_model(resolved: ResolvedSpec, *, exhaustive: bool) -> dict[str, Any]:
     fan_out = LocalExecutor()
     context, grid = prepare(resolved, fan_out, exhaustive=exhaustive)
     if grid.index.size > SAMPLED_ABOVE:
@@ -50,6 +55,23 @@ def dry_run(
         "estimated_s": cost.elapsed_s(fan_out.workers),
         "exhaustive": exhaustive_cost(outcome, context).to_json(fan_out.workers),
     }
+
+
+def _added(counts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return what a run over several models would do; a time that one does not know is None."""
+    if len(counts) == 1:
+        return counts[0]
+    names = ("num_candidates", "num_replays", "estimated_s", "sampled", "search_s")
+    out: dict[str, Any] = {}
+    for name in names:
+        values = [one[name] for one in counts if name in one]
+        if values:
+            out[name] = None if None in values else sum(values)
+    costs = [one["exhaustive"] for one in counts]
+    records = zip(*(one["stages"] for one in counts), strict=True)
+    out["stages"] = [summed_record(same) for same in records]
+    out["exhaustive"] = summed_cost(costs)
+    return out
 
 
 def _sampled(grid: Grid, context: RunContext) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +17,17 @@ from sieve.frames import REJECTION_COLUMNS
 from sieve.grid import Grid, find
 from sieve.inputs import inputs_of
 from sieve.parallel import LocalExecutor
-from sieve.results import CHECKPOINT, SPEC, find_candidate, life_of, lives, read_frame, read_result
+from sieve.results import (
+    CHECKPOINT,
+    MODELS,
+    SPEC,
+    find_candidate,
+    folder_of,
+    life_of,
+    lives,
+    read_frame,
+    read_result,
+)
 from sieve.spec import load_spec
 from stages import s1_validity, s2_memory_fit, s3_batch_sizing, s4_shortlist
 
@@ -34,6 +45,8 @@ def explain(run: Path, candidate_id: str) -> dict[str, Any]:
         ResultError: no such run or candidate, or the inputs are gone or have changed.
     """
     result = read_result(run)
+    if result.get("models"):
+        return _among_several(run, result, candidate_id)
     path = run / CHECKPOINT / SPEC
     if not path.is_file():
         return life_of(run, candidate_id)
@@ -52,6 +65,18 @@ def explain(run: Path, candidate_id: str) -> dict[str, Any]:
         raise AssertionError("a candidate is in the table and not in the grid")
     row = _row(grid, number, context, kept)
     return lives(result, row, [])
+
+
+def _among_several(run: Path, result: Mapping[str, Any], candidate_id: str) -> dict[str, Any]:
+    """Return the life of a candidate of a run over several models; see `explain`."""
+    kept = read_frame(run, "candidates.parquet", ("candidate_id",))
+    own, _, label = candidate_id.rpartition(".model-")
+    names = [m["name"] for m in result["models"] if m["folder"] == f"{MODELS}/{label}"]
+    if (kept["candidate_id"] == candidate_id).any() or not names:
+        return life_of(run, candidate_id)
+    life = explain(folder_of(run, result, names[0]), own)
+    life["candidate"]["candidate_id"] = candidate_id
+    return life
 
 
 def first_of(run: Path) -> str:

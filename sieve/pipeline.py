@@ -62,6 +62,7 @@ class Outcome:
         files: text files below the run folder.
         is_partial: whether only a part of the grid is kept.
         num_hopeful: candidates that stage 4's bounds let through, where it is partial.
+        simulated: candidates that stage 5 admitted, with the resamples of their metrics.
     """
 
     stages: list[dict[str, Any]] = field(default_factory=list)
@@ -71,6 +72,7 @@ class Outcome:
     files: dict[str, str] = field(default_factory=dict)
     is_partial: bool = False
     num_hopeful: int = 0
+    simulated: pl.DataFrame = field(default_factory=pl.DataFrame)
 
     @property
     def is_complete(self) -> bool:
@@ -156,6 +158,8 @@ def _run_on(
         record = _record(stage, outcome.ranked, result, time.perf_counter() - started)
         outcome.stages.append(record)
         outcome.ranked = result.admitted
+        if module is s5_simulate:
+            outcome.simulated = result.admitted
         rejected.append(result.rejected.with_columns(pl.lit(stage.number, pl.Int64).alias("stage")))
         outcome.simulations = result.tables.get("simulations", outcome.simulations)
         outcome.files |= result.files
@@ -287,6 +291,8 @@ def ranking_rows(
     by_class = class_verdicts(outcome.ranked, slos)
     for i, row in enumerate(outcome.ranked.iter_rows(named=True)):
         entry = {name: row[name] for name in _RANKING_FACTS}
+        if "model" in row:
+            entry["model"] = row["model"]
         entry["replay_of"] = row["replay_of"]
         if options:
             entry["options"] = {name: engine_option(row, name) for name in options}

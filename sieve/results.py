@@ -36,6 +36,8 @@ SPEC: Final = "spec.json"
 """What `sieve explain` computes a candidate from that the folder does not hold."""
 TRAFFIC: Final = "traffic.parquet"
 LOCK: Final = "lock"
+MODELS: Final = "models"
+"""Below a run over several models: the run folder of each."""
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 PROGRESS_EVERY_S: Final = 1.0
 MAX_RESULT_BYTES: Final = 200_000_000
@@ -259,6 +261,11 @@ def _remove_earlier(path: Path, *, keep_replays: bool) -> None:
     if not keep_replays:
         (path / CHECKPOINT / REPLAYS).unlink(missing_ok=True)
     (path / CHECKPOINT / SPEC).unlink(missing_ok=True)
+    models = path / MODELS
+    if not keep_replays and models.is_dir() and not models.is_symlink():
+        for folder in models.iterdir():
+            if not folder.is_symlink() and _is_run_folder(folder):
+                shutil.rmtree(folder)
     plan = path / "plan"
     if plan.is_dir() and not plan.is_symlink():
         shutil.rmtree(plan)
@@ -301,7 +308,45 @@ def read_result(run: Path) -> dict[str, Any]:
     if not isinstance(data, dict) or not isinstance(data.get("schema_version"), str):
         raise ResultError(f"{path}: not a sieve result: it names no schema_version")
     check_schema(path, data["schema_version"], SCHEMA_VERSION, "sieve run SPEC --out FOLDER")
+    models = data.get("models", [])
+    if not isinstance(models, list) or not all(map(_is_model, models)):
+        raise ResultError(f"{path}: 'models' is not a list of models with name and folder")
     return data
+
+
+def _is_model(entry: Any) -> bool:
+    return isinstance(entry, dict) and all(
+        isinstance(entry.get(key), str) for key in ("name", "folder")
+    )
+
+
+def require_one_model(run: Path, result: Mapping[str, Any]) -> None:
+    """Refuse a run over several models where one is wanted.
+
+    Raises:
+        ResultError: names the run folder of each model.
+    """
+    if models := result.get("models"):
+        folders = [str(run / model["folder"]) for model in models]
+        raise ResultError(
+            f"{run}: ranks {len(models)} models together; give the folder of one: "
+            f"{', '.join(folders)}"
+        )
+
+
+def folder_of(run: Path, result: Mapping[str, Any], model: str | None) -> Path:
+    """Return the run folder of a model: the run's own, or the one below a run over several.
+
+    Raises:
+        ResultError: the result names a folder outside the run.
+    """
+    for entry in result.get("models") or []:
+        if entry["name"] == model:
+            folder = run / str(entry["folder"])
+            if not folder.resolve().is_relative_to(run.resolve()):
+                raise ResultError(f"{run}: folder {entry['folder']!r} would leave the run folder")
+            return folder
+    return run
 
 
 def check_schema(path: Path, found: str, known: str, remake: str) -> None:

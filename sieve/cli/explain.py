@@ -27,10 +27,12 @@ def explain(
     from sieve.explain import explain as life_of
     from sieve.explain import first_of
     from sieve.report.terminal import print_life
+    from sieve.results import folder_of, read_result
 
     life = life_of(run, candidate_id if candidate_id is not None else first_of(run))
     if as_json:
         print_json(life)
     else:
         print_life(life)
-        next_command("plan" if life["ranking"] else "report", run)
+        own = folder_of(run, read_result(run), life["candidate"].get("model"))
+        next_command(*(("plan", own) if life["ranking"] else ("report", run)))

@@ -16,7 +16,7 @@ from sieve.calibration.readers import Result
 from sieve.catalog.accelerators import load_gpu
 from sieve.errors import ResultError
 from sieve.matching.stated import ID, Stated, check_model, point_of
-from sieve.results import find_candidate, read_frame, read_result
+from sieve.results import find_candidate, read_frame, read_result, require_one_model
 
 LENGTHS: Final = 0.2
 """Relative difference of mean lengths from which a result is of other traffic."""
@@ -53,6 +53,7 @@ def open_run(path: Path) -> Run:
         ResultError: no finished run, or one by a version that did not keep what is needed.
     """
     data = read_result(path)
+    require_one_model(path, data)
     for name in ("model", "engine"):
         if not isinstance(data.get(name), dict):
             raise ResultError(f"{path}: result.json lacks {name!r}; make the run again")

@@ -20,7 +20,7 @@ from sieve.errors import ResultError, TraceError
 from sieve.frames import OPTIONS
 from sieve.grid.expand import candidate_id
 from sieve.plan.record import Entry, Record
-from sieve.results import TRAFFIC, read_frame, read_result
+from sieve.results import TRAFFIC, read_frame, read_result, require_one_model
 from sieve.spec import SloSet
 from sieve.spec.slo import parse_slos
 from sieve.traces import stored
@@ -76,6 +76,7 @@ def read_run(folder: Path) -> RunFacts:
     if not folder.is_dir():
         raise ResultError(f"{folder}: no such folder; give the folder of a finished run")
     data = read_result(folder)
+    require_one_model(folder, data)
     path = folder / "result.json"
     if "serving" not in data:
         raise ResultError(f"{path}: 'serving' is missing: written by an earlier version; run again")

@@ -23,6 +23,7 @@ from sieve.report.format import (
 )
 
 NUM_STAGES: Final = 7
+_NOBODY: Final = {"no_fit": "nothing fits", "no_slo": "nothing keeps up"}
 YARDSTICKS: Final = {
     "fewest_gpus": "fewest GPUs",
     "best_per_gpu": "most output per GPU",
@@ -128,6 +129,28 @@ def yardsticks(result: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         words = f"{deployment(row)}, {engine_limits(row)}" if row else ""
         out.append((", ".join(names), words, candidate))
     return out
+
+
+def model_rows(result: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Return the first of each model, a row a model, as texts; [] of a run over one model."""
+    ranking = result.get("ranking") or []
+    rows = []
+    for model in result.get("models") or []:
+        first = next((r for r in ranking if r.get("model") == model.get("name")), None)
+        usd = (first or {}).get("usd_per_mtok") or {}
+        status = str(model.get("status"))
+        rows.append(
+            {
+                "model": str(model.get("name")),
+                "rank": UNKNOWN if first is None else str(first.get("rank")),
+                "best deployment": _NOBODY.get(status, "not ranked")
+                if first is None
+                else deployment({**first, "model": None}),
+                "verdict": UNKNOWN if first is None else str(first.get("verdict")),
+                "USD/Mtok": money(usd.get("mid")).removesuffix(" USD"),
+            }
+        )
+    return rows
 
 
 def miss_words(miss: Mapping[str, Any]) -> dict[str, str]:

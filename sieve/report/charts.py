@@ -42,6 +42,7 @@ class Point:
     gpu: str = ""
     num_gpus: str = ""
     tied: bool = False
+    model: str = ""
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ def scatter_chart(
             svg.mark(
                 x(p.x), y(p.y), p.verdict, tip, role="img", aria_label=f"{tip}, {p.verdict}",
                 data_gpu=p.gpu, data_gpus=p.num_gpus, data_verdict=p.verdict,
-                data_tied="yes" if p.tied else "no", **held,
+                data_tied="yes" if p.tied else "no", data_model=p.model, **held,
             )
         )  # fmt: skip
     desc = f"{len(points)} candidates. On the Pareto front: " + "; ".join(

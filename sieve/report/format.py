@@ -236,7 +236,8 @@ def data_parallel_ranks(row: Mapping[str, Any]) -> int:
 def deployment(row: Mapping[str, Any]) -> str:
     """Return a deployment as a phrase, from a ranking row or a candidate row.
 
-    Such as `4 × H100-SXM-80GB (TP 2 × 2 replicas, FP8 weights, FP8 KV cache)`.
+    Such as `4 × H100-SXM-80GB (TP 2 × 2 replicas, FP8 weights, FP8 KV cache)`; with
+    several models, the model first.
     """
     sizes = [f"TP {count(row.get('tp'))}"]
     sizes += [f"{k.upper()} {count(row[k])}" for k in ("pp",) if (number(row.get(k)) or 1) > 1]
@@ -251,7 +252,8 @@ def deployment(row: Mapping[str, Any]) -> str:
     parts.append(f"{_precision(row.get('kv_cache_dtype'))} KV cache")
     gpu = row.get("gpu")
     name = UNKNOWN if gpu is None else str(gpu)
-    return f"{count(row.get('num_gpus'))} × {name} ({', '.join(parts)})"
+    served = f"{row['model']} on " if row.get("model") else ""
+    return f"{served}{count(row.get('num_gpus'))} × {name} ({', '.join(parts)})"
 
 
 def engine_limits(row: Mapping[str, Any]) -> str:
@@ -270,7 +272,8 @@ def short_deployment(row: Mapping[str, Any]) -> str:
     gpus = f"{count(row.get('num_gpus'))} × {row.get('gpu') or UNKNOWN}"
     dtypes = f"{row.get('weight_dtype') or UNKNOWN}/{row.get('kv_cache_dtype') or UNKNOWN}"
     limits = f"s{row.get('max_num_seqs')} b{row.get('max_num_batched_tokens')}"
-    return f"{gpus} {sizes} ×{count(row.get('replicas'))}, {dtypes}, {limits}"
+    served = f"{str(row['model']).rsplit('/', 1)[-1]}, " if row.get("model") else ""
+    return f"{served}{gpus} {sizes} ×{count(row.get('replicas'))}, {dtypes}, {limits}"
 
 
 def _precision(name: Any) -> str:

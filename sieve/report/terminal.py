@@ -30,6 +30,7 @@ from sieve.report.answer import (
     audit_rows,
     fix_words,
     miss_words,
+    model_rows,
     settle_sentence,
 )
 from sieve.report.format import (
@@ -46,6 +47,7 @@ from sieve.report.format import (
 )
 from sieve.report.objectives import check, limits
 from sieve.report.rejection import remedy
+from sieve.results import folder_of
 
 if TYPE_CHECKING:
     from sieve.catalog.architecture import EngineProfile, Gpu
@@ -113,6 +115,8 @@ def progress_bar(
         def on_stage(record: Mapping[str, Any]) -> None:
             left = f"{count(record['num_in'])} to {count(record['num_admitted'])}"
             words = f"stage {record['number']} {record['name']}: {left}"
+            if "model" in record:
+                words = f"{record['model']}, {words}"
             if record["number"] == _BEFORE_REPLAY and compiles_first():
                 words = "compiling the replay, once for this version (up to a minute)"
             bar.update(task, description=words)
@@ -135,6 +139,8 @@ def print_result(result: Mapping[str, Any], folder: Path | None) -> None:
         out.print(_ranking(result["ranking"]))
     for line in answer_lines(result):
         out.print(escape(line))
+    if models := model_rows(result):
+        out.print(_models(models))
     if result.get("audit"):
         out.print(_audit(result["audit"]))
     if result["nearest_misses"]:
@@ -145,7 +151,8 @@ def print_result(result: Mapping[str, Any], folder: Path | None) -> None:
         out.print(f"Report  {folder / 'report.html'}", soft_wrap=True, markup=False)
         if result["ranking"]:
             first = result["ranking"][0]["candidate_id"]
-            for words in (["explain", str(folder), first], ["plan", str(folder)]):
+            plans = str(folder_of(folder, result, result["ranking"][0].get("model")))
+            for words in (["explain", str(folder), first], ["plan", plans]):
                 line = shlex.join(["sieve", *words])
                 out.print(f"Next    {line}", soft_wrap=True, markup=False)
 
@@ -176,7 +183,8 @@ def _ranking(rows: Sequence[Mapping[str, Any]]) -> Table:
         style = _VERDICT_STYLE[row["verdict"]]
         table.add_row(
             str(row["rank"]),
-            f"{escape(_shape(row))}\n[dim]{escape(_knobs(row))}[/]"
+            (f"{escape(row['model'])}\n" if row.get("model") else "")
+            + f"{escape(_shape(row))}\n[dim]{escape(_knobs(row))}[/]"
             + (f"\n[dim]{escape(words)}[/]" if (words := class_words(row)) else ""),
             f"[{style}]{row['verdict']}[/]",
             _ends(row["ttft_p99_s"], lambda x: f"{x * 1e3:,.0f}"),
@@ -201,6 +209,18 @@ def _audit(found: Mapping[str, Any]) -> Table:
             for name in row:
                 table.add_column(name, justify="right")
         table.add_row(*row.values())
+    return table
+
+
+def _models(rows: Sequence[Mapping[str, str]]) -> Table:
+    """Return the first of each model."""
+    table = Table(title="By model", title_justify="left", box=None, pad_edge=False)
+    for name in rows[0]:
+        table.add_column(
+            name, overflow="fold", justify="right" if name in {"rank", "USD/Mtok"} else "left"
+        )
+    for row in rows:
+        table.add_row(*(escape(text) for text in row.values()))
     return table
 
 

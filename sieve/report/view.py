@@ -130,6 +130,7 @@ def _answer(result: Mapping[str, Any]) -> dict[str, Any]:
         if str(a.get("about")) == "intervals"
     ]
     return {
+        "models": answer.model_rows(result),
         "status": str((result.get("answer") or {}).get("status") or "unfinished"),
         "sentence": answer.answer_sentence(result),
         "follows": answer.follows_sentence(result),
@@ -163,6 +164,8 @@ def _sources(row: Row, metric: str) -> dict[str, str]:
 
 def _model_name(spec: Mapping[str, Any]) -> str:
     model = spec.get("model")
+    if isinstance(model, Sequence) and not isinstance(model, str):
+        return ", ".join(_model_name({"model": one}) for one in model)
     if isinstance(model, Mapping):
         return str(model.get("name") or UNKNOWN)
     return UNKNOWN if model is None else str(model)
@@ -205,6 +208,7 @@ def _filters(result: Mapping[str, Any]) -> dict[str, Any]:
     whole = [int(x) for x in sizes if x is not None and math.isfinite(x)]
     return {
         "gpus": sorted({str(r.get("gpu")) for r in rows}),
+        "models": sorted({str(r["model"]) for r in rows if r.get("model")}),
         "verdicts": [v for v in VERDICTS if any(_verdict(r) == v for r in rows)],
         "most": max(whole, default=1),
         "least": min(whole, default=1),
@@ -223,6 +227,7 @@ def _ranked(row: Row, *, leading: bool) -> dict[str, Any]:
         "limits": engine_limits(row),
         "verdict": _verdict(row),
         "gpu": str(row.get("gpu")),
+        "model": str(row.get("model") or ""),
         "num_gpus": str(row.get("num_gpus")),
         "tied": "yes" if leading else "no",
         "notes": _notes(row),
@@ -288,6 +293,7 @@ def _scatter(rows: Sequence[Row], x: str, y: str, texts: Sequence[str]) -> dict[
         charts.Point(
             f"{row.get('rank')}. {short_deployment(row)}", a, b, _verdict(row),
             str(row.get("gpu")), str(row.get("num_gpus")), row.get("tie_group") == first,
+            str(row.get("model") or ""),
         )
         for row in rows[:MAX_POINTS]
         if (a := at(row, x)) is not None and (b := at(row, y)) is not None

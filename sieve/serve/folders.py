@@ -161,7 +161,9 @@ def model_of(result: Mapping[str, Any]) -> str:
     """Return the name of a run's model."""
     spec = result.get("spec")
     model = spec.get("model") if isinstance(spec, Mapping) else None
-    return str(model.get("name", "")) if isinstance(model, Mapping) else str(model or "")
+    several = model if isinstance(model, list) else [model]
+    names = (m.get("name", "") if isinstance(m, Mapping) else m or "" for m in several)
+    return ", ".join(str(name) for name in names)
 
 
 def _candidates(result: Mapping[str, Any]) -> str:

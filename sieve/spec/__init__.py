@@ -13,7 +13,7 @@ from sieve.spec.models import (
     SyntheticSpec,
     TrafficSpec,
 )
-from sieve.spec.resolve import ResolvedSpec, is_path, json_schema, load_spec, path_label
+from sieve.spec.resolve import ResolvedSpec, is_path, json_schema, load_spec, load_specs, path_label
 from sieve.spec.slo import LatencyLimits, Slo, SloSet
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "json_schema",
     "load_mapping",
     "load_spec",
+    "load_specs",
     "parse_yaml",
     "path_label",
 ]

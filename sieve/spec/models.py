@@ -19,6 +19,7 @@ from sieve.units import parse_quantity
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 MAX_COUNT = 100_000_000
+MAX_MODELS = 32
 
 
 def _quantity(unit: str) -> BeforeValidator:
@@ -38,6 +39,8 @@ _TEXTS = {"type": "array", "items": {"type": "string"}}
 Slos = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "object"}, _TEXTS]})]
 """Read by `slo.parse_slos`, which notes its own faults."""
 GridSource = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]})]
+_Model = str | dict[str, Any]
+ModelSource = _Model | Annotated[list[_Model], Field(min_length=1, max_length=MAX_MODELS)]
 Price = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
@@ -321,8 +324,8 @@ class GridSpec(StrictModel):
     """Axis name -> values."""
     fleet: FleetSpec | None = None
     """Fleet limits; the spec's own win key by key."""
-    model: str | dict[str, Any] | None = None
-    """Model name or inline facts."""
+    model: ModelSource | None = None
+    """Model name or inline facts, or a list of them."""
     engine: str | None = None
     """Engine profile."""
 
@@ -332,8 +335,8 @@ class RunSpec(StrictModel):
 
     name: Annotated[str, Field(pattern=NAME_PATTERN)]
     """Names the run and its folder: letters, digits, dot, dash, underscore."""
-    model: str | dict[str, Any] | None = None
-    """Catalogue name, a path to config.json or its folder, or inline facts."""
+    model: ModelSource | None = None
+    """Catalogue name, a path to config.json or its folder, or inline facts; or a list of them."""
     engine: str | None = None
     """Engine profile, such as `vllm==0.33` or `reference`; default: the newest vLLM."""
     traffic: TrafficSpec

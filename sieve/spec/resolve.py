@@ -123,7 +123,28 @@ def load_spec(
     overrides: Sequence[str] = (),
     base_dir: Path | None = None,
 ) -> ResolvedSpec:
-    """Return the resolved spec of a YAML file or a mapping.
+    """Return the resolved spec of one model; see `load_specs`.
+
+    Raises:
+        SpecError: every fault of the spec, or of its grid file, at once; or several models.
+    """
+    specs = load_specs(source, overrides=overrides, base_dir=base_dir)
+    if len(specs) > 1:
+        text = (
+            f"names {len(specs)} models; only `sieve run` ranks several. Give one "
+            "(--set model=NAME), or in a jobs file a `sweep` over them"
+        )
+        raise SpecError(specs[0].source, [Fault("model", text)])
+    return specs[0]
+
+
+def load_specs(
+    source: str | Path | Mapping[str, Any],
+    *,
+    overrides: Sequence[str] = (),
+    base_dir: Path | None = None,
+) -> list[ResolvedSpec]:
+    """Return the resolved spec of a YAML file or a mapping, once for each of its models.
 
     Args:
         source: path of a spec file, name of a preset (`chat`), or the spec as a mapping.
@@ -166,17 +187,21 @@ def load_spec(
     engine = run.engine or grid.engine or DEFAULT_ENGINE
     if faults := _node_faults(fleet, engine):
         raise SpecError(name, [_placed(fault, lines, given) for fault in faults])
-    return ResolvedSpec(
-        run=run,
-        grid=grid,
-        grid_name=grid_name,
-        model=model,
-        engine=engine,
-        fleet=fleet,
-        slos=slos,
-        base_dir=base,
-        source=name,
-    )
+    models = model if isinstance(model, list) else [model]
+    return [
+        ResolvedSpec(
+            run=run,
+            grid=grid,
+            grid_name=grid_name,
+            model=one,
+            engine=engine,
+            fleet=fleet,
+            slos=slos,
+            base_dir=base,
+            source=name,
+        )
+        for one in models
+    ]
 
 
 def json_schema() -> dict[str, Any]:
@@ -312,8 +337,6 @@ def _merged(faults: Sequence[Fault]) -> list[Fault]:
         if len(messages) > 1 and len(heads) == 1 and all(", expected " in m for m in messages):
             wanted = " or ".join(m.partition(", expected ")[2] for m in messages)
             head = heads.pop()
-            if path == "model" and head.startswith("found ["):
-                wanted += "; several models are a batch with `sweep` (docs/batch.md)"
             out.append(Fault(path, f"{head}, expected {wanted}"))
         else:
             out += [Fault(path, message) for message in messages]

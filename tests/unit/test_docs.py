@@ -121,4 +121,4 @@ def test_examples_run(path):
         overrides.append("traffic.requests=100")
     result = sieve.run(path, overrides=overrides)
     assert result.answer["status"] in {"answer", "weak_evidence", "no_slo"}
-    assert len(result.simulations) == 4
+    assert len(result.simulations) == 4 * len(result.data.get("models", [path]))

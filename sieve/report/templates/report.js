@@ -21,13 +21,13 @@
     return values;
   }
   function filter() {
-    var verdicts = chosen("verdict"), gpus = chosen("gpu");
+    var verdicts = chosen("verdict"), gpus = chosen("gpu"), models = chosen("model");
     var tied = form.querySelector("[name=tied]").checked;
     var most = Number(form.querySelector("[name=most]").value);
     var shown = 0, total = 0;
     each("[data-verdict]", function (part) {
       var d = part.dataset;
-      var keep = verdicts[d.verdict] !== false && gpus[d.gpu] !== false &&
+      var keep = verdicts[d.verdict] !== false && gpus[d.gpu] !== false && models[d.model] !== false &&
         (!tied || d.tied === "yes") && !(Number(d.gpus) > most);
       if (part.tagName.toLowerCase() === "tr") { part.hidden = !keep; total += 1; shown += keep ? 1 : 0; }
       else { part.style.display = keep ? "" : "none"; }

@@ -317,7 +317,6 @@ def test_the_resolved_spec_names_no_folder_of_this_machine(tmp_path: Path, make_
 @pytest.mark.parametrize(
     ("override", "path", "said"),
     [
-        ("model=[A, B]", "model", "several models are a batch with `sweep` (docs/batch.md)"),
         ("fleet.gpus=A100", "fleet.gpus", "expected a list, as in [A100]"),
         ("traffic.preset=chat", "traffic.preset", "did you mean 'trace'?"),
         ("traffic.qps=3", "traffic.qps", "did you mean 'rate_per_s'?"),

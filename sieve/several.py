@@ -1,0 +1,219 @@
+"""Several models in one run: each is searched by itself, then all finalists are ranked together.
+
+A model brings its own rules, memory, step times and default precision, so the stages run once a
+model, and each gets a shortlist of its own. What they replay is the same traffic, resampled alike,
+so their candidates are ordered and tied by stage 6 as those of one grid are. Ids end in the model:
+`h100-sxm-80gb.tp4.[...].b8192.model-qwen3-32b`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import polars as pl
+
+from sieve.context import RunContext
+from sieve.errors import Fault, SpecError
+from sieve.pipeline import Outcome, answer_of, levels_of, ranking_rows
+from sieve.results import MODELS, clean
+from sieve.run_result import RunResult
+from sieve.spec import ResolvedSpec
+from sieve.stage import verify
+from stages import s6_rank
+
+MAX_MISSES: Final = 5
+_NEARNESS: Final = ("pessimistic_end", "middle", "bound")
+_SUMMED: Final = ("num_in", "num_admitted", "num_rejected", "elapsed_s")
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One model's share of a run."""
+
+    context: RunContext
+    outcome: Outcome
+    result: RunResult
+
+
+def model_labels(names: Sequence[str], spec: ResolvedSpec) -> list[str]:
+    """Return a short label for each model, made of `a-z 0-9 . -`; all differ.
+
+    Raises:
+        SpecError: a model is named twice, or two cannot be told apart by their labels.
+    """
+    short = [_slug(name.rsplit("/", 1)[-1]) for name in names]
+    labels = short if len(set(short)) == len(short) else [_slug(name) for name in names]
+    faults = []
+    for name, times in Counter(names).items():
+        if times > 1:
+            faults.append(Fault("model", f"{name} is named twice (aliases count); leave one out"))
+    if not faults and not all(labels):
+        text = "a name needs a letter or a digit; rename the model"
+        faults.append(Fault("model", f"found {names[labels.index('')]!r}; {text}"))
+    if not faults and len(set(labels)) < len(labels):
+        text = f"the names {', '.join(names)} differ in signs only; rename one"
+        faults.append(Fault("model", text))
+    if faults:
+        raise SpecError(spec.source, faults)
+    return labels
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.")
+
+
+def joined(parts: Mapping[str, Part]) -> RunResult:
+    """Return the result over all models, by label; candidates of different models are ranked alike.
+
+    `models` names each with its own run folder below this one, from which it is planned,
+    explained and calibrated.
+    """
+    context = next(iter(parts.values())).context
+    outcome = _joint_outcome(parts, context)
+    results = [part.result for part in parts.values()]
+    options = tuple(dict.fromkeys(name for p in parts.values() for name in p.context.options))
+    answer = answer_of(outcome, context)
+    leader = _leader(outcome, parts)
+    data = results[0].data | {
+        "spec": context.spec.to_json() | {"model": [r.data["spec"]["model"] for r in results]},
+        "model": None,
+        "models": [_entry(label, part) for label, part in parts.items()],
+        "inputs": _distinct(r.data["inputs"] for r in results),
+        "serving": None,
+        "assumptions": _distinct(r.data["assumptions"] for r in results),
+        "stages": outcome.stages,
+        "answer": answer,
+        "ranking": ranking_rows(outcome, options, context.slos),
+        "nearest_misses": [] if answer["status"] == "answer" else _nearest(parts),
+        "levels": levels_of(outcome, context),
+        "advice": [] if leader is None else leader.data["advice"],
+        "audit": None,
+    }
+    return RunResult(
+        data=clean(data),
+        candidates=_tables(parts, lambda part: part.result.candidates),
+        simulations=_tables(parts, lambda part: part.result.simulations),
+        files={
+            _joint_path(name, label): text
+            for label, part in parts.items()
+            for name, text in part.result.files.items()
+            if name.startswith("plan/")
+        },
+        timeline=_timeline(leader, outcome),
+        exhaustive=summed_cost([r.exhaustive for r in results]),
+    )
+
+
+def _joint_outcome(parts: Mapping[str, Part], context: RunContext) -> Outcome:
+    complete = all(part.outcome.is_complete for part in parts.values())
+    if complete:
+        frame = _tables(parts, lambda part: part.outcome.simulated)
+        found = s6_rank.run(frame, context)
+        verify(s6_rank.STAGE, frame, found)
+        ranked = found.admitted
+    else:
+        ranked = _tables(parts, lambda part: part.outcome.ranked)
+    records = [part.outcome.stages for part in parts.values()]
+    return Outcome(
+        stages=[summed_record(same) for same in zip(*records, strict=True)],
+        ranked=ranked,
+        rejected=_tables(parts, lambda part: part.outcome.rejected),
+        simulations=_tables(parts, lambda part: part.result.simulations),
+    )
+
+
+def summed_record(same: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the record of a stage over all models."""
+    reasons: Counter[str] = Counter()
+    for record in same:
+        reasons.update(record["reasons"])
+    sums = {name: sum(record[name] for record in same) for name in _SUMMED}
+    return {**same[0], **sums, "reasons": dict(reasons)}
+
+
+def _tables(parts: Mapping[str, Part], table: Callable[[Part], pl.DataFrame]) -> pl.DataFrame:
+    """Return a table of every part below each other, with the model and with the joint ids."""
+    frames = []
+    for label, part in parts.items():
+        frame = table(part)
+        if not frame.columns:
+            continue
+        ids = [name for name in ("candidate_id", "replay_of") if name in frame.columns]
+        at = frame.columns.index("candidate_id") + 1
+        frame = frame.with_columns((pl.col(name) + _suffix(label)).alias(name) for name in ids)
+        model = pl.Series("model", [part.context.model.name], pl.String)
+        frames.append(frame.insert_column(at, model.new_from_index(0, len(frame))))
+    return pl.concat(frames, how="diagonal_relaxed") if frames else pl.DataFrame()
+
+
+def _suffix(label: str) -> str:
+    return f".model-{label}"
+
+
+def _joint_path(name: str, label: str) -> str:
+    """Return the place of a candidate's file of the plan: `plan/ID/serve.sh`, with the joint id."""
+    folder, candidate, *rest = name.split("/")
+    return "/".join([folder, candidate + _suffix(label), *rest])
+
+
+def _entry(label: str, part: Part) -> dict[str, Any]:
+    return {
+        **part.result.data["model"],
+        "folder": f"{MODELS}/{label}",
+        "num_candidates": part.outcome.stages[0]["num_in"],
+        "status": part.result.answer["status"],
+    }
+
+
+def _distinct(lists: Iterable[Sequence[Any]]) -> list[Any]:
+    """Return the entries of some lists in order, equal ones once."""
+    out: list[Any] = []
+    for entries in lists:
+        out += [entry for entry in entries if entry not in out]
+    return out
+
+
+def _leader(outcome: Outcome, parts: Mapping[str, Part]) -> RunResult | None:
+    """Return the result of the model that the first of the ranking serves."""
+    if not outcome.is_complete or outcome.ranked.is_empty():
+        return None
+    model = outcome.ranked["model"][0]
+    return next(p.result for p in parts.values() if p.context.model.name == model)
+
+
+def _timeline(leader: RunResult | None, outcome: Outcome) -> pl.DataFrame:
+    if leader is None or not leader.timeline.columns:
+        return pl.DataFrame()
+    first = pl.lit(outcome.ranked["candidate_id"][0]).alias("candidate_id")
+    return leader.timeline.with_columns(first)
+
+
+def _nearest(parts: Mapping[str, Part]) -> list[dict[str, Any]]:
+    """Return the nearest misses of all models, the nearest first."""
+    found = []
+    for label, part in parts.items():
+        for miss in part.result.data["nearest_misses"]:
+            fixes = [_renamed(fix, label) for fix in miss.get("fixes", [])]
+            found.append(_renamed(miss, label) | {"fixes": fixes})
+    return sorted(found, key=_distance)[:MAX_MISSES]
+
+
+def _renamed(entry: Mapping[str, Any], label: str) -> dict[str, Any]:
+    return {**entry, "candidate_id": entry["candidate_id"] + _suffix(label)}
+
+
+def _distance(miss: Mapping[str, Any]) -> tuple[Any, ...]:
+    off = miss["off_by_frac"]
+    return _NEARNESS.index(miss["at"]), float("inf") if off is None else off, miss["candidate_id"]
+
+
+def summed_cost(costs: Sequence[Mapping[str, Any] | None]) -> dict[str, Any]:
+    """Return what replaying every survivor of every model would take; {} if one is not known."""
+    known = [cost for cost in costs if cost]
+    if len(known) < len(costs):
+        return {}
+    return {name: sum(cost[name] for cost in known) for name in known[0]}

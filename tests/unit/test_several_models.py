@@ -1,0 +1,261 @@
+"""Several models in one run: each searched as if alone, their finalists ranked together."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from typing import Any
+
+import polars as pl
+import pytest
+from typer.testing import CliRunner
+
+import sieve
+from sieve.cli.main import app
+from sieve.dry import dry_run
+from sieve.errors import CatalogError, InvalidInput, ResultError, SpecError
+from sieve.explain import explain
+from sieve.plan import make_plan
+from sieve.results import read_result
+from sieve.several import model_labels
+from sieve.spec import load_spec
+
+MODELS = ["Qwen/Qwen3-8B", "Qwen/Qwen3-30B-A3B"]
+LABELS = ["qwen3-8b", "qwen3-30b-a3b"]
+AXES = {
+    "tp": [1, 2, 4],
+    "ep": {"values": [1, 2], "when": {"model.moe": True}, "otherwise": 1},
+    "max_num_seqs": [32, 64],
+    "max_num_batched_tokens": [2048],
+}
+CLOCK = {"elapsed_s"}
+
+
+def without_clock(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: without_clock(v) for k, v in value.items() if k not in CLOCK}
+    return [without_clock(v) for v in value] if isinstance(value, list) else value
+
+
+@pytest.fixture(scope="module")
+def spec(make_spec) -> dict[str, Any]:
+    return make_spec({"grid.axes": AXES}, model=MODELS)
+
+
+@pytest.fixture(scope="module")
+def both(spec, tmp_path_factory) -> Any:
+    return sieve.run(spec, out=tmp_path_factory.mktemp("both") / "run")
+
+
+@pytest.fixture(scope="module")
+def alone(spec) -> list[Any]:
+    return [sieve.run(spec | {"model": model}) for model in MODELS]
+
+
+def test_each_model_is_searched_as_if_alone(both, alone) -> None:
+    for label, own in zip(LABELS, alone, strict=True):
+        folder = both.folder / "models" / label
+        assert without_clock(read_result(folder)) == without_clock(own.data)
+        assert pl.read_parquet(folder / "candidates.parquet").equals(own.candidates)
+        assert pl.read_parquet(folder / "simulations.parquet").equals(own.simulations)
+        scripts = {p.relative_to(folder).as_posix(): p.read_text() for p in folder.rglob("*.sh")}
+        assert scripts == own.files
+        assert scripts
+
+
+def test_counts_of_all_models_add_up(both, alone) -> None:
+    for i, record in enumerate(both.data["stages"]):
+        parts = [own.data["stages"][i] for own in alone]
+        for name in ("num_in", "num_admitted", "num_rejected"):
+            assert record[name] == sum(part[name] for part in parts), (record["name"], name)
+        assert record["reasons"] == dict(sum((Counter(p["reasons"]) for p in parts), Counter()))
+    assert len(both.candidates) == both.data["stages"][0]["num_in"]
+    assert both.candidates["candidate_id"].n_unique() == len(both.candidates)
+
+
+def test_only_the_model_with_experts_spreads_them(both) -> None:
+    spread = both.candidates.filter(pl.col("ep") > 1)
+    assert spread["model"].unique().to_list() == [MODELS[1]]
+
+
+def test_finalists_of_all_models_stand_in_one_order(both, alone) -> None:
+    place = {"clears": 0, "point_only": 1, "misses": 2}
+    wanted = []
+    for label, own in zip(LABELS, alone, strict=True):
+        for row in own.data["ranking"]:
+            cost = row["usd_per_mtok"]["mid"]
+            id_ = f"{row['candidate_id']}.model-{label}"
+            wanted.append((place[row["verdict"]], cost, row["num_gpus"], id_))
+    ranking = both.data["ranking"]
+    assert [row["candidate_id"] for row in ranking] == [key[-1] for key in sorted(wanted)]
+    assert {row["model"] for row in ranking} == set(MODELS)
+    ranks = [row["rank"] for row in ranking]
+    assert ranks == sorted(ranks)
+    assert ranks[0] == 1
+
+
+def test_a_candidate_has_the_numbers_that_it_has_alone(both, alone) -> None:
+    metrics = ("ttft_p99_s", "tpot_p99_s", "usd_per_mtok", "slo_attainment")
+    found = {row["candidate_id"]: row for row in both.data["ranking"]}
+    for label, own in zip(LABELS, alone, strict=True):
+        for row in own.data["ranking"]:
+            joint = found[f"{row['candidate_id']}.model-{label}"]
+            assert [joint[m] for m in metrics] == [row[m] for m in metrics]
+            assert joint["verdict"] == row["verdict"]
+
+
+def test_the_first_of_each_model_is_named(both) -> None:
+    assert [m["name"] for m in both.data["models"]] == MODELS
+    assert [m["folder"] for m in both.data["models"]] == [f"models/{x}" for x in LABELS]
+    page = (both.folder / "report.html").read_text()
+    assert "The first of each model" in page
+    for model in MODELS:
+        assert f'name="model" value="{model}"' in page
+    leader = both.data["ranking"][0]
+    assert both.answer["cheapest"] == leader["candidate_id"]
+    assert both.timeline["candidate_id"].unique().to_list() == [leader["candidate_id"]]
+    assert (both.folder / "plan" / leader["candidate_id"] / "serve.sh").is_file()
+
+
+def test_near_misses_of_all_models_the_nearest_first(spec, make_spec) -> None:
+    result = sieve.run(spec | {"slo": {"ttft_p99": "2 s", "tpot_p99": "3 ms"}})
+    misses = result.data["nearest_misses"]
+    assert {m["candidate_id"].rpartition(".model-")[2] for m in misses} == set(LABELS)
+    offs = [m["off_by_frac"] for m in misses if m["at"] == misses[0]["at"]]
+    assert offs == sorted(offs)
+    fixes = [fix["candidate_id"] for m in misses for fix in m["fixes"]]
+    assert fixes
+    assert all(".model-" in fix for fix in fixes)
+
+
+def test_resumed_it_is_the_same(both, spec, tmp_path) -> None:
+    shutil.copytree(both.folder, tmp_path / "run")
+    (tmp_path / "run" / "result.json").unlink()
+    shutil.rmtree(tmp_path / "run" / "models" / LABELS[1])
+    again = sieve.run(spec, out=tmp_path / "run", resume=True)
+    assert without_clock(again.data) == without_clock(both.data)
+    ends = [
+        json.loads(line)
+        for line in (again.folder / "models" / LABELS[0] / "events.jsonl").read_text().splitlines()
+        if '"end"' in line
+    ]
+    assert ends[-1]["num_replays_reused"] > 0
+
+
+def test_a_new_run_leaves_no_model_of_the_old_one(both, spec, tmp_path) -> None:
+    shutil.copytree(both.folder, tmp_path / "run")
+    sieve.run(spec | {"model": MODELS[:1]}, out=tmp_path / "run")
+    assert list((tmp_path / "run" / "models").iterdir()) == []
+    assert read_result(tmp_path / "run")["model"]["name"] == MODELS[0]
+
+
+def test_a_candidate_is_explained_from_the_whole_run(both) -> None:
+    life = explain(both.folder, both.data["ranking"][0]["candidate_id"])
+    assert life["ranking"]["rank"] == 1
+    assert life["candidate"]["model"] == both.data["ranking"][0]["model"]
+    with pytest.raises(ResultError, match="no candidate 'x'"):
+        explain(both.folder, "x")
+
+
+def test_a_plan_is_of_one_model(both) -> None:
+    with pytest.raises(ResultError, match=r"2 models together; give the folder of one: .*qwen3-8b"):
+        make_plan(both.folder)
+    made = make_plan(both.folder / "models" / LABELS[0])
+    assert any(name.endswith("/serve.sh") for name in made.files)
+
+
+def test_the_commands_name_the_folder_of_the_model(both, spec, tmp_path) -> None:
+    (tmp_path / "spec.json").write_text(json.dumps(spec))
+    out = tmp_path / "out"
+    shown = CliRunner().invoke(app, ["run", str(tmp_path / "spec.json"), "--out", str(out)])
+    leader = both.data["ranking"][0]
+    label = LABELS[MODELS.index(leader["model"])]
+    assert "By model" in shown.output
+    assert f"sieve plan {out}/models/{label}\n" in shown.output
+    shown = CliRunner().invoke(app, ["explain", str(out), leader["candidate_id"]])
+    assert f"sieve plan {out}/models/{label}\n" in shown.output
+
+
+def test_a_dry_run_counts_all_models(spec) -> None:
+    counts = dry_run(spec)
+    parts = [dry_run(spec | {"model": model}) for model in MODELS]
+    for name in ("num_candidates", "num_replays"):
+        assert counts[name] == sum(part[name] for part in parts)
+    admitted = [sum(p["stages"][i]["num_admitted"] for p in parts) for i in range(4)]
+    assert [record["num_admitted"] for record in counts["stages"]] == admitted
+    num = sum(part["exhaustive"]["num_candidates"] for part in parts)
+    assert counts["exhaustive"]["num_candidates"] == num
+
+
+def test_a_run_that_stops_early_has_the_counts(spec) -> None:
+    result = sieve.run(spec, stop_after=3)
+    assert result.answer["status"] is None
+    assert len(result.data["stages"]) == 3
+    assert result.data["ranking"] == []
+    assert result.exit_code == 0
+
+
+def test_a_grid_file_may_name_the_models(spec, tmp_path, make_spec) -> None:
+    grid = {"axes": AXES, "model": MODELS}
+    result = sieve.run(make_spec({"model": None}) | {"grid": grid}, stop_after=1)
+    assert [m["name"] for m in result.data["models"]] == MODELS
+
+
+def test_models_of_one_short_name_get_their_whole_name(make_spec) -> None:
+    spec = load_spec(make_spec())
+    assert model_labels(["a/X-1", "b/X-1"], spec) == ["a-x-1", "b-x-1"]
+    with pytest.raises(SpecError, match="differ in signs only"):
+        model_labels(["a/X 1", "a/X-1"], spec)
+    with pytest.raises(SpecError, match="needs a letter or a digit"):
+        model_labels(["a/X", "__"], spec)
+
+
+@pytest.mark.parametrize(
+    ("models", "said"),
+    [
+        (["Qwen/Qwen3-8B", "Qwen/Qwen3-8B"], "named twice"),
+        ([], "needs at least 1 item"),
+        (["Qwen/Qwen3-8B"] * 33, "at most 32"),
+        (["Qwen/Qwen3-8B", 7], "model"),
+        ([["Qwen/Qwen3-8B"]], "model"),
+    ],
+)
+def test_a_faulty_list_of_models_is_refused(spec, models, said) -> None:
+    with pytest.raises(SpecError, match=said):
+        sieve.run(spec | {"model": models})
+
+
+def test_an_unknown_model_among_several_is_named(spec, tmp_path) -> None:
+    with pytest.raises(CatalogError, match="Qwen3-8C"):
+        sieve.run(spec | {"model": ["Qwen/Qwen3-8B", "Qwen/Qwen3-8C"]}, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_takes_one_model_says_so(spec) -> None:
+    with pytest.raises(InvalidInput, match="--audit looks at the shortlist of one model"):
+        sieve.run(spec, audit=True)
+    with pytest.raises(SpecError, match="only `sieve run` ranks several"):
+        load_spec(spec)
+
+
+@pytest.mark.parametrize("models", ["x", [1], [{"name": "a"}], [{"name": "a", "folder": 1}], {}])
+def test_a_result_with_nonsense_for_models_is_refused(both, tmp_path, models) -> None:
+    data = read_result(both.folder) | {"models": models}
+    (tmp_path / "result.json").write_text(json.dumps(data))
+    with pytest.raises(ResultError, match="'models' is not a list"):
+        read_result(tmp_path)
+
+
+def test_a_result_that_names_a_folder_outside_is_refused(both, tmp_path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(both.folder, run)
+    data = read_result(run)
+    leader = data["ranking"][0]
+    for model in data["models"]:
+        model["folder"] = "../elsewhere"
+    (run / "result.json").write_text(json.dumps(data))
+    shown = CliRunner().invoke(app, ["explain", str(run), leader["candidate_id"]])
+    assert shown.exit_code != 0
+    assert isinstance(shown.exception, ResultError)
+    assert "would leave the run folder" in str(shown.exception)
