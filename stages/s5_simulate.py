@@ -4,6 +4,8 @@ Requests go to replicas as `fleet.routing` says, every candidate sees the same t
 only what cannot be served, judged at level 1.0; its numbers are kept. Metrics get their interval
 here: the model's error and the noise of a finite trace, apart and together. Candidates that differ
 only in limits that never bind have one replay: `replay_of` names the candidate it was made for.
+Whose queue grows without bound at level 1.0 is not replayed above it: its rows there have the
+status `unstable_at_lower_level` and no numbers.
 """
 
 from __future__ import annotations
@@ -60,8 +62,14 @@ _OPPOSITE: Final = {
 }
 BASES: Final = ("ttft", "ttft_tail", "tpot", "tpot_tail", "e2e", "e2e_tail")
 """Errors whose basis a calibrated run states, `basis_ttft` ...; null: the uncalibrated default."""
+UNSTABLE_BELOW: Final = "unstable_at_lower_level"
+"""Status of a level that is not replayed, because the queue grows at level 1.0 already."""
 MAX_GROWTH: Final = 0.02
 """Seconds of wait gained per second of trace above which a queue counts as unbounded."""
+
+
+Found = tuple[int, float, dict[str, Any]]
+"""Row of the candidate, level, metrics."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,24 +103,8 @@ def run(candidates: pl.DataFrame, context: RunContext, *, brief: bool = False) -
     """
     levels = context.spec.run.traffic.levels
     shared = shared_of(candidates, context, brief=brief)
-    jobs = Jobs(_jobs(candidates, context), shared.requests, shared.tables, context.store)
-    labels = [f"{candidates['candidate_id'][j.rows[0]]} at level {j.level:g}" for j in jobs.bare]
-    sizes = [len(job.rows) for job in jobs.bare]
-    done = 0
-
-    def on_done(number: int, made: tuple[list[dict[str, Any]], Stored]) -> list[dict[str, Any]]:
-        nonlocal done
-        rows, stored = made
-        jobs.put(number, stored)
-        done += sizes[number]
-        if context.progress is not None:
-            context.progress(done, sum(sizes))
-        return rows
-
-    found = context.executor.map_ordered(simulate_job, shared, jobs, labels, on_done)
-    simulations = with_money(
-        _simulation_frame(candidates, jobs.bare, found, shared), candidates, context
-    )
+    found = _replayed(_jobs(candidates, context), candidates, shared, context)
+    simulations = with_money(_simulation_frame(candidates, found, shared), candidates, context)
     at_one = simulations.filter(pl.col("level") == 1.0).drop("level")
     frame = candidates.join(at_one, on="candidate_id", how="left", maintain_order="left")
     growth = frame["queue_growth"]
@@ -130,6 +122,48 @@ def run(candidates: pl.DataFrame, context: RunContext, *, brief: bool = False) -
     kept = simulations.drop(cs.starts_with(RESAMPLES))
     rejected = parts.rejected.drop(cs.starts_with(RESAMPLES))
     return StageResult(parts.admitted, rejected, {"simulations": kept})
+
+
+def _replayed(
+    jobs: Sequence[Job], candidates: pl.DataFrame, shared: Shared, context: RunContext
+) -> list[Found]:
+    """Return the metrics of every candidate and level, those up to level 1.0 first."""
+    total, done = sum(len(job.rows) for job in jobs), 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        if context.progress is not None and count:
+            context.progress(done, total)
+
+    def made(part: Sequence[Job]) -> list[Found]:
+        own = Jobs(part, shared.requests, shared.tables, context.store)
+        labels = [f"{candidates['candidate_id'][j.rows[0]]} at level {j.level:g}" for j in part]
+
+        def on_done(number: int, result: tuple[list[dict[str, Any]], Stored]) -> list[Found]:
+            rows, stored = result
+            own.put(number, stored)
+            advance(len(rows))
+            job = part[number]
+            return [(i, job.level, row) for i, row in zip(job.rows, rows, strict=True)]
+
+        parts = context.executor.map_ordered(simulate_job, shared, own, labels, on_done)
+        return [row for rows in parts for row in rows]
+
+    found = made([job for job in jobs if job.level <= 1.0])
+    unstable = {i for i, level, row in found if level == 1.0 and row["queue_growth"] > MAX_GROWTH}
+    later: list[Job] = []
+    for job in jobs:
+        if job.level > 1.0:
+            pairs = list(zip(job.rows, job.variants, strict=True))
+            kept = [(i, settings) for i, settings in pairs if i not in unstable]
+            skipped = [i for i, _ in pairs if i in unstable]
+            found += [(i, job.level, {"status": UNSTABLE_BELOW, "replay_row": i}) for i in skipped]
+            advance(len(skipped))
+            if kept:
+                rows, variants = zip(*kept, strict=True)
+                later.append(replace(job, rows=rows, variants=variants))
+    return [*found, *made(later)]
 
 
 def _pick(mask: pl.Series, yes: object, no: object) -> pl.Series:
@@ -355,19 +389,9 @@ def _trajectory(result: SimResult) -> str:
     return hashlib.sha256(times.tobytes()).hexdigest()[:16]
 
 
-def _simulation_frame(
-    candidates: pl.DataFrame,
-    jobs: Sequence[Job],
-    parts: Sequence[Sequence[dict[str, Any]]],
-    shared: Shared,
-) -> pl.DataFrame:
+def _simulation_frame(candidates: pl.DataFrame, found: list[Found], shared: Shared) -> pl.DataFrame:
     """Return one row a candidate and level, in the order of the candidates."""
     place = {level: i for i, level in enumerate(shared.requests)}
-    found = [
-        (number, job.level, row)
-        for job, rows in zip(jobs, parts, strict=True)
-        for number, row in zip(job.rows, rows, strict=True)
-    ]
     found.sort(key=lambda entry: (entry[0], place[entry[1]]))
     ids = candidates["candidate_id"].to_list()
     columns: dict[str, Any] = {

@@ -13,8 +13,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from sieve.report.format import count, plain
-from sieve.report.terminal import console, duration
+from sieve.report.format import count, duration, plain
+from sieve.report.terminal import console
 
 MAX_ROWS: Final = 60
 MAX_FAULTS: Final = 20

@@ -92,6 +92,13 @@ def seconds(value: Any) -> str:
     return f"{plain(x * 1e3)} ms" if size >= 0.9995e-3 else f"{plain(x * 1e6)} µs"
 
 
+def duration(value_s: float) -> str:
+    """Return a time in words that a person waits by."""
+    if value_s < 90:
+        return f"{value_s:.1f} s" if value_s < 10 else f"{value_s:.0f} s"
+    return f"{value_s / 60:.0f} min" if value_s < 5400 else f"{value_s / 3600:.1f} h"
+
+
 def money(value: Any) -> str:
     """Return US dollars: `1.99 USD`, `0.0123 USD`, `1,234 USD`."""
     x = number(value)

@@ -38,8 +38,10 @@ from sieve.report.format import (
     count,
     data_parallel_ranks,
     deployment,
+    duration,
     gib,
     limit_text,
+    plain,
     quantity,
     reason_sentence,
     seconds,
@@ -333,13 +335,6 @@ def print_exhaustive(cost: Mapping[str, Any], num_replays: int) -> None:
         )
 
 
-def duration(value_s: float) -> str:
-    """Return a time in words that a person waits by."""
-    if value_s < 90:
-        return f"{value_s:.1f} s" if value_s < 10 else f"{value_s:.0f} s"
-    return f"{value_s / 60:.0f} min" if value_s < 5400 else f"{value_s / 3600:.1f} h"
-
-
 def print_life(life: Mapping[str, Any]) -> None:
     """Print what happened to one candidate."""
     out, row = console(), life["candidate"]
@@ -387,7 +382,9 @@ def _print_rejection(out: Console, row: Mapping[str, Any]) -> None:
 
 
 def _levels(rows: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(title="By load", title_justify="left", box=None, pad_edge=False)
+    stops = any(row.get("status") == "unstable_at_lower_level" for row in rows)
+    title = "By load" + ("; not replayed where the queue grows at level 1 already" if stops else "")
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for name in (
         "level",
         "TTFT p99",
@@ -407,7 +404,7 @@ def _levels(rows: Sequence[Mapping[str, Any]]) -> Table:
             seconds(row["e2e_p99_s"]),
             count(row["output_tokens_per_s"]),
             share(row["slo_attainment"]),
-            f"{row['mean_batch']:.1f}",
+            plain(row["mean_batch"], 2),
             share(row["peak_kv_usage"]),
         )
     return table
