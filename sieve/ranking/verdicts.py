@@ -34,9 +34,8 @@ class Limit:
     def holds(self, values: npt.ArrayLike) -> npt.NDArray[np.bool_]:
         """Return where the limit holds; an unknown value never does."""
         x = np.asarray(values, np.float64)
-        with np.errstate(invalid="ignore"):
-            met = x <= self.limit if self.at_most else x >= self.limit
-        return np.asarray(met & ~np.isnan(x), np.bool_)
+        # What is compared with NaN is false.
+        return np.asarray(x <= self.limit if self.at_most else x >= self.limit, np.bool_)
 
     def shortfall(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """Return how far values miss as a ratio: 1.0 just meets, 2.0 is off by a factor of two."""

@@ -285,3 +285,15 @@ def test_files_that_cannot_be_written(tmp_path: Path) -> None:
     ):
         add_correction(other, KEY, log)
     assert other.read_text(encoding="utf-8") == "{}"
+
+
+@pytest.mark.parametrize("name", ["tp", "pp", "ep"])
+@pytest.mark.parametrize("size", [True, 1.0, "2", None, 0, -1, 4097])
+def test_a_correction_with_no_size_is_refused(tmp_path: Path, name: str, size: Any) -> None:
+    entry = {"engine": "vllm", "version": "0.19", "gpu": "g", "model": "m", "tp": 1, "pp": 1,
+             "ep": 1, "logs": [{"sha256": "a", "terms": {"weights": 3}}], name: size}  # fmt: skip
+    path = tmp_path / "c.json"
+    path.write_text(json.dumps({"schema_version": 1, "start_up": [entry]}), encoding="utf-8")
+    with pytest.raises(ResultError) as caught:
+        read_corrections(path)
+    assert f"start_up[0].{name}: found {size!r}, allowed is 1 to 4096" in str(caught.value)

@@ -135,3 +135,9 @@ def test_ends_of_a_share_stay_shares_and_unknown_stays_unknown() -> None:
     found = noise.ends(draws, share, {"slo_attainment": 0.95, "y": 1.0}, 0.9)
     assert found["slo_attainment"] == pytest.approx((0.82, 1.0), rel=1e-4)
     assert np.isnan(found["y"]).all()
+
+
+def test_the_logarithm_of_resamples_over_the_value() -> None:
+    found = noise.log_ratio(np.array([3.0, 1.0, 0.5, 0.0]), 2.0)
+    expected = np.log([1.5, 0.5, 0.25, noise.SMALLEST / 2.0])
+    np.testing.assert_allclose(found, expected, rtol=1e-12)

@@ -17,7 +17,7 @@ from sieve.pipeline import EXIT_CODES
 from sieve.ranking.answer import nearest_misses, settle, status_of, winners
 from sieve.ranking.intervals import CARRYING_SHARE, evidence_shares, log_error, weakest_class
 from sieve.ranking.objective import metrics_of, needs_price, sort_keys
-from sieve.ranking.verdicts import limits_of, verdicts
+from sieve.ranking.verdicts import Limit, limits_of, verdicts
 from sieve.spec.slo import parse_slos
 from stages import s6_rank
 
@@ -395,3 +395,16 @@ def test_evidence_is_the_weakest_class_with_a_tenth() -> None:
     assert CARRYING_SHARE == 0.1
     nothing = evidence_shares(np.zeros(5), {})
     assert sum(nothing.values()) == 0
+
+
+@pytest.mark.parametrize(
+    ("at_most", "expected"),
+    [(True, [True, True, False, False]), (False, [False, True, True, False])],
+)
+def test_a_limit_holds_at_its_value_and_never_for_the_unknown(
+    at_most: bool, expected: list[bool]
+) -> None:
+    limit = Limit("x", at_most, 2.0, "x", "s")
+    found = limit.holds([1.0, 2.0, 3.0, float("nan")])
+    assert found.dtype == bool
+    assert found.tolist() == expected
