@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sieve.arrays import RooflineCost
 from sieve.sim._kernels import engine, layout
 from sieve.sim.engine import (
     EngineResult,
@@ -40,8 +41,14 @@ GROUPS = 12
 PER_GROUP = 40
 
 
-def timed(data: EngineInput, tables: Any, *, table: bool, transfer: float = 0.0) -> EngineInput:
-    """Return the scenario with a clock: arrivals in steps become microseconds."""
+FORMS = ("linear", "straight", "curved", "roofline")
+
+
+def timed(data: EngineInput, tables: Any, *, form: str, transfer: float = 0.0) -> EngineInput:
+    """Return the scenario with a clock: arrivals in steps become microseconds.
+
+    `curved` has attention on grids of several segments, in `roofline` memory or matrices decide.
+    """
     if data.settings[layout.CLOCK] == layout.CLOCK_STEPS:
         data = replace(
             data,
@@ -52,13 +59,31 @@ def timed(data: EngineInput, tables: Any, *, table: bool, transfer: float = 0.0)
         data.settings[layout.STEP_BASE_NS] = 1000
         data.settings[layout.STEP_TOKEN_NS] = 3
         data.settings[layout.STEP_CONTEXT_NS] = 1
-    if not table:
+    if form == "linear":
         return data
     seats = int(data.settings[layout.MAX_RUNNING])
     costs = tables.affine(
         base=1e-6, per_token=3e-9, per_context=1e-11, per_decode=5e-9, per_prompt=2e-9,
         max_tokens=int(data.settings[layout.TOKEN_BUDGET]), max_seqs=seats, transfer=transfer,
     )  # fmt: skip
+    if form != "straight":
+        batch, context = np.array([1.0, 3.0, 8.0]), np.array([4.0, 20.0, 50.0, 120.0])
+        length = np.array([0.0, 10.0, 40.0, 130.0])
+        costs = replace(
+            costs, decode_batch=batch, decode_context=context,
+            decode_attention_s=1e-9 * np.sqrt(batch)[:, None] * context**1.3,
+            prefill_length=length, prefill_attention_s=1e-10 * length**2, prefill_floor_s=4e-8,
+            host_mixed_s=1.5e-6, head_s=7e-9 * np.sqrt(np.arange(len(costs.head_s))),
+        )  # fmt: skip
+    if form == "roofline":
+        sweep = 2e-8 * np.minimum(np.arange(len(costs.token_s)), 9.0)
+        costs = replace(
+            costs,
+            roofline=RooflineCost(
+                sweep_s=sweep, kv_read_s_per_token=1e-10, kv_write_s_per_token=2e-10,
+                linear_s_per_token=2e-8, attention_s_per_pair=3e-12,
+            ),
+        )  # fmt: skip
     data.settings[layout.CLOCK] = layout.CLOCK_TABLE
     longest = int((data.prompt + data.output).max(initial=0))
     return replace(data, clock=clock_of(costs, seats, longest))
@@ -85,9 +110,9 @@ def assert_equal(got: EngineResult, expected: EngineResult) -> None:
         assert getattr(got, name).tobytes() == getattr(expected, name).tobytes(), name
 
 
-@pytest.mark.parametrize("table", [False, True], ids=["linear", "table"])
-def test_recorded_scenarios(tables, table):
-    inputs = [timed(engine_input(read_recording(f).scenario), tables, table=table) for f in FILES]
+@pytest.mark.parametrize("form", FORMS)
+def test_recorded_scenarios(tables, form):
+    inputs = [timed(engine_input(read_recording(f).scenario), tables, form=form) for f in FILES]
     fitting = [data for data in inputs if has_events_form(data)]
     assert len(fitting) >= 50
     preempted = sum(int(check(data).counters[layout.PREEMPTED]) for data in fitting)
@@ -162,7 +187,7 @@ def random_case(seed: int, stages: int = 1) -> EngineInput:
 def test_random_scenarios(tables, group):
     checked = preempted = hits = 0
     for seed in range(group * PER_GROUP, (group + 1) * PER_GROUP):
-        data = timed(random_case(seed), tables, table=bool(seed % 2))
+        data = timed(random_case(seed), tables, form=FORMS[seed % 4])
         if has_events_form(data):
             result = check(data)
             checked += 1
@@ -174,7 +199,7 @@ def test_random_scenarios(tables, group):
 
 
 def test_what_it_cannot_decide_goes_to_the_step_kernel(tables):
-    data = timed(random_case(3), tables, table=True)
+    data = timed(random_case(3), tables, form="straight")
     assert has_events_form(data)
     for column, value in (
         (layout.PRIORITY, 1), (layout.THRESHOLD, 8), (layout.PREFILL_INTERVAL, 2),
@@ -217,9 +242,9 @@ def test_a_prompt_with_text_still_being_generated_goes_to_the_step_kernel():
 def test_random_pipelines(tables, group):
     decided = left = ahead = seated = 0
     for seed in range(group * PER_GROUP, (group + 1) * PER_GROUP):
-        transfer = (0.0, 3e-7)[seed // 2 % 2]
+        transfer = (0.0, 3e-7)[seed // 4 % 2]
         data = random_case(seed, stages=2 + seed % 3)
-        data = timed(data, tables, table=bool(seed % 2), transfer=transfer)
+        data = timed(data, tables, form=FORMS[seed % 4], transfer=transfer)
         if not has_pipeline_form(data):
             continue
         got = run_pipeline(data)
@@ -238,7 +263,7 @@ def test_random_pipelines(tables, group):
 
 
 def test_a_pipeline_that_shares_prompts_goes_step_by_step(tables):
-    data = timed(random_case(4, stages=2), tables, table=True)
+    data = timed(random_case(4, stages=2), tables, form="straight")
     data.settings[[layout.CACHING, layout.FULL_RESERVATION]] = 0
     assert has_pipeline_form(data)
     for column, value in (

@@ -88,6 +88,7 @@ GROUPS: Final = (
             "tests/conformance", f"{UNIT}/sim", "tests/laws/test_plain_oracle.py",
             "tests/laws/test_events_kernel.py", "tests/laws/test_lockstep_laws.py",
             "tests/laws/test_replay_laws.py",
+            *_units("test_noise.py", "test_interval_ends.py", "fleet/test_disaggregated.py"),
             # They hold compiled against interpreted, or take minutes without a compiler.
             f"--deselect={UNIT}/sim/test_engine.py::test_compiled_equals_interpreted",
             "--deselect=tests/laws/test_replay_laws.py::test_compiled_equals_interpreted",

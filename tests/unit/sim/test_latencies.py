@@ -20,3 +20,18 @@ def test_the_time_per_token_is_that_between_tokens(tables) -> None:
     assert found["e2e"].tolist() == [1.0, 2.0, 3.0]
     assert np.isnan(found["tpot"][0])
     assert found["tpot"][1:].tolist() == [1.0, 1.0]
+
+
+def test_time_outside_the_engine_is_waited_before_the_first_token(tables) -> None:
+    """A quarter and half a second of HTTP and tokenising; time per token does not change."""
+    outside = np.array([0.25, 0.5])
+    requests = Requests(
+        np.array([0.0, 10.0]), np.array([4, 4]), np.array([2, 3]), front_end_s=outside
+    )
+    limits = ReplaySettings(
+        max_num_seqs=4, max_num_batched_tokens=16, num_gpu_blocks=8, block_size=4
+    )
+    found = per_request(requests, simulate(requests, tables.affine(base=1.0), limits))
+    assert found["ttft"].tolist() == [1.25, 1.5]
+    assert found["e2e"].tolist() == [2.25, 3.5]
+    assert found["tpot"].tolist() == [1.0, 1.0]
