@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from sieve.arrays import Requests
 from sieve.catalog.models import load_model
-from sieve.errors import SpecError, TraceError
-from sieve.spec import load_spec, parse_yaml
+from sieve.errors import TraceError
+from sieve.spec import load_mapping, load_specs
 from sieve.spec.models import TrafficSpec
 from sieve.spec.traffic import parse_traffic
 from sieve.traces.draw import draw
@@ -108,15 +108,10 @@ def draw_traffic(spec: TrafficSpec, *, seed: int) -> Requests:
 
 def _from_yaml(path: Path, spec: TrafficSpec) -> TrafficSpec | None:
     """Return the traffic of a run spec, or of a file with a spec's `traffic` keys; else None."""
-    try:
-        data = parse_yaml(path.read_text(encoding="utf-8"), str(path))
-    except (UnicodeDecodeError, OSError) as error:
-        raise SpecError(str(path), []) from error
-    if not isinstance(data, dict):
-        return None
+    data = load_mapping(path, "run spec or traffic")
     keys: dict[str, Any]
     if "traffic" in data:
-        keys = load_spec(path).run.traffic.model_dump(exclude_none=True)
+        keys = load_specs(path)[0].run.traffic.model_dump(exclude_none=True)
     elif {"isl", "osl"} <= data.keys():
         keys = {"synthetic": data}
     elif "synthetic" in data or "trace" in data:

@@ -165,3 +165,43 @@ def test_run_takes_every_kind_of_reader(trace):
         result = sieve.run(spec)
         assert len(result.simulations) == 1, traffic
         assert Path(result.data["inputs"][0]["name"]).name == result.data["inputs"][0]["name"]
+
+
+def test_synth_takes_the_traffic_of_a_run_spec_with_its_own_keys_on_top(trace):
+    spec, out = trace.parent / "spec.yaml", trace.parent / "y.csv"
+    spec.write_text(
+        "name: x\nmodel: [Qwen/Qwen3-8B, Qwen/Qwen3-32B]\nslo: {ttft_p99: 2 s}\n"
+        "fleet: {gpus: [H100-SXM-80GB]}\ntraffic:\n  synthetic:\n"
+        "    {requests: 30, isl: 100, osl: 20, arrival: {constant_per_s: 2}}\n"
+    )
+    run("synth", spec, "--requests", 12, "--out", out)
+    got = load_traffic(TrafficSpec(trace="y.csv"), seed=0, base_dir=trace.parent)
+    assert got.arrival_s.tolist() == [i / 2 for i in range(12)]
+    assert set(got.input_tokens) == {100}
+
+
+def test_synth_takes_the_traffic_part_of_a_spec(trace):
+    part, out = trace.parent / "traffic.yaml", trace.parent / "z.csv"
+    part.write_text("trace: chat\nrequests: 40\n")
+    run("synth", part, "--rate", 8, "--out", out)
+    got = load_traffic(TrafficSpec(trace="z.csv"), seed=0, base_dir=trace.parent)
+    assert len(got) == 40
+    assert got.rate_per_s == pytest.approx(8, rel=0.5)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"\xff\xfe\x00", "not UTF-8 text"),
+        (b"", "found an empty file, expected a mapping"),
+        (b"- 1\n", "found a list, expected a mapping"),
+        (b"a: 1\n", "'a' is not known"),
+    ],
+)
+def test_a_faulty_specification_is_named(trace, content, said):
+    path = trace.parent / "bad.yaml"
+    path.write_bytes(content)
+    with pytest.raises(SieveError) as caught:
+        run("synth", path, "--out", trace.parent / "o.csv")
+    assert "bad.yaml" in str(caught.value)
+    assert said in str(caught.value)
