@@ -75,7 +75,7 @@ def _among_several(run: Path, result: Mapping[str, Any], candidate_id: str) -> d
     if (kept["candidate_id"] == candidate_id).any() or not names:
         return life_of(run, candidate_id)
     life = explain(folder_of(run, result, names[0]), own)
-    life["candidate"]["candidate_id"] = candidate_id
+    life["candidate"] |= {"candidate_id": candidate_id, "model": names[0]}
     return life
 
 

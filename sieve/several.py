@@ -84,7 +84,7 @@ def joined(parts: Mapping[str, Part]) -> RunResult:
         "models": [_entry(label, part) for label, part in parts.items()],
         "inputs": _distinct(r.data["inputs"] for r in results),
         "serving": None,
-        "assumptions": _distinct(r.data["assumptions"] for r in results),
+        "assumptions": _assumptions(results),
         "stages": outcome.stages,
         "answer": answer,
         "ranking": ranking_rows(outcome, options, context.slos),
@@ -174,6 +174,19 @@ def _distinct(lists: Iterable[Sequence[Any]]) -> list[Any]:
     out: list[Any] = []
     for entries in lists:
         out += [entry for entry in entries if entry not in out]
+    return out
+
+
+def _assumptions(results: Sequence[RunResult]) -> list[dict[str, Any]]:
+    """Return what was assumed, once what all models share; the rest names its model."""
+    lists = [result.data["assumptions"] for result in results]
+    out = [note for note in lists[0] if all(note in notes for notes in lists)]
+    for result, notes in zip(results, lists, strict=True):
+        model = result.data["model"]["name"]
+        for note in notes:
+            if note not in out:
+                own = note["about"] if model in note["about"] else f"{note['about']}, {model}"
+                out.append({**note, "about": own})
     return out
 
 

@@ -105,6 +105,18 @@ def test_a_candidate_has_the_numbers_that_it_has_alone(both, alone) -> None:
             assert joint["verdict"] == row["verdict"]
 
 
+def test_what_a_model_assumes_names_it_and_what_all_do_stands_once(both, alone) -> None:
+    notes = [(a["about"], a["text"]) for a in both.data["assumptions"]]
+    assert len(notes) == len(set(notes))
+    for i, own in enumerate(alone):
+        other = [(a["about"], a["text"]) for a in alone[1 - i].data["assumptions"]]
+        for note in own.data["assumptions"]:
+            pair = (note["about"], note["text"])
+            if pair not in other and MODELS[i] not in note["about"]:
+                pair = (f"{note['about']}, {MODELS[i]}", note["text"])
+            assert pair in notes
+
+
 def test_the_first_of_each_model_is_named(both) -> None:
     assert [m["name"] for m in both.data["models"]] == MODELS
     assert [m["folder"] for m in both.data["models"]] == [f"models/{x}" for x in LABELS]
