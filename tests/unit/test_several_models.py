@@ -271,3 +271,22 @@ def test_a_result_that_names_a_folder_outside_is_refused(both, tmp_path) -> None
     assert shown.exit_code != 0
     assert isinstance(shown.exception, ResultError)
     assert "would leave the run folder" in str(shown.exception)
+
+
+def test_of_large_grids_what_the_folder_does_not_hold_is_computed_anew(
+    spec, both, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr("sieve.pipeline.WHOLE", 0)
+    monkeypatch.setattr("sieve.api.WHOLE", 0)
+    monkeypatch.setattr("sieve.blocks.FIRST", 1)
+    result = sieve.run(spec, out=tmp_path / "run")
+    assert [s["num_in"] for s in result.data["stages"]] == [
+        s["num_in"] for s in both.data["stages"]
+    ]
+    held = set(result.candidates["candidate_id"])
+    missing = both.candidates.filter(~pl.col("candidate_id").is_in(list(held)))
+    assert missing["model"].n_unique() == 2
+    for row in missing.group_by("model").first().iter_rows(named=True):
+        life = explain(tmp_path / "run", row["candidate_id"])
+        for name in ("candidate_id", "model", "stage", "reason", "observed", "limit"):
+            assert life["candidate"][name] == row[name], name
