@@ -135,14 +135,9 @@ def memory(row: Row) -> dict[str, Any] | None:
     usable = sum(v for v in values.values() if v is not None)
     if not row or usable <= 0:
         return None
-    parts = [
-        charts.Part(css, max(values[k] or 0.0, 0.0) / usable, f"{name}: {gib(values[k])}")
-        for k, (css, name) in names.items()
-    ]
     limit = row.get("batch_limit")
     used = number(row.get("gpu_memory_utilization"))
     return {
-        "bar": charts.stacked_bar("; ".join(p.label for p in parts), parts),
         "rows": [
             {
                 "css": css,

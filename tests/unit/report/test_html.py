@@ -323,6 +323,6 @@ def test_a_run_that_replayed_everything_stays_below_six_megabytes():
 def test_every_chart_has_a_title_and_a_description():
     page = render_report(*run())
     charts = page.count('class="chart"')
-    assert charts == 6
+    assert charts == 8
     assert page.count("<desc ") == charts
     assert page.count("<caption>") == page.count("<table")
