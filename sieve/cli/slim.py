@@ -193,10 +193,12 @@ def advise(
     else:
         print_advice(result)
         _print_written(None, plot)
+        kept = options(isl=isl, osl=osl, gpu=gpu, kv_cache_dtype=kv_cache_dtype)
         cap = result["answer"]["B_cap"]
         if cap is not None:
-            kept = options(isl=isl, osl=osl, gpu=gpu, kv_cache_dtype=kv_cache_dtype)
             next_command("slim", "predict", model, "--params", params, *kept, "--batch", cap)
+        else:  # without limits of one's own there is always a batch
+            next_command("slim", "advise", model, "--params", params, *kept)
     if result["answer"]["B_cap"] is None:
         raise typer.Exit(NO_BATCH)
 
