@@ -80,7 +80,8 @@ def nightly(
     else:
         report.print_night(record, history / PAGE)
         if record.get("run"):
-            next_command("plan", history / record["run"])
+            found = record["recommended"] is not None
+            next_command("plan" if found else "explain", history / record["run"])
         else:
             next_command("serve", history)
     raise typer.Exit(record["exit_code"])

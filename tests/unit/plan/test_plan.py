@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import shlex
 import math
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
