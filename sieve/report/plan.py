@@ -50,11 +50,11 @@ def print_plan(data: Mapping[str, Any], run: Path) -> None:
         out.print(f"To fill in {where}: {name}: {text}", markup=False)
     first = data["runs"][0]
     out.print(f"Plan    {run / 'plan' / 'plan.md'}", soft_wrap=True, markup=False)
+    out.print("First   copy the run's folder to the machine that has the GPUs and vLLM")
     needed = first["serve_needs"]
     if needed:
-        out.print(
-            f"First   fill in {', '.join(needed)}; the next line starts with it", markup=False
-        )
+        words = f"First   fill in {', '.join(needed)}; the next line starts with it"
+        out.print(words, markup=False)
     _next(out, [*(f"{name}={_BLANK}" for name in needed), "bash", str(run / first["serve"])])
 
 

@@ -240,3 +240,20 @@ def test_a_run_that_was_stopped_goes_on_with_its_next_command(
     again = CliRunner().invoke(app, following(done.output)[1:])
     assert again.exit_code == 0, again.output
     assert "Ranking" in again.output
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("examples/chat.yaml", "the shipped one is the preset chat"),
+        ("sevice.yaml", "beside it: service.yaml"),
+        ("nowhere/spec.yaml", "check the path"),
+    ],
+)
+def test_a_spec_that_is_not_there_names_what_is(
+    given: str, words: str, tmp_path: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "service.yaml").write_text("name: mine\n", encoding="utf-8")
+    with pytest.raises(SpecError, match=f"no such run spec; {words}"):
+        load_spec(given)

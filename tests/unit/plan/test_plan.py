@@ -233,12 +233,16 @@ def test_the_command_prints_a_table_and_json(folders: dict[str, Path]) -> None:
     shown = invoke(str(folders["small"]))
     assert shown.exit_code == 0
     assert "GPU-hours" in shown.stdout
-    last = shlex.split(shown.stdout.splitlines()[-1])
+    *_, first, last_line = shown.stdout.splitlines()
+    assert first == "First   copy the run's folder to the machine that has the GPUs and vLLM"
+    last = shlex.split(last_line)
     assert last[:2] == ["Next", "bash"]
     assert Path(last[2]).name == "serve.sh"
     assert Path(last[2]).is_file()
     document = json.loads(invoke(str(folders["small"]), "--json").stdout)
     assert document == load(folders["small"], "plan/plan.json")
+    page = (folders["small"] / "plan" / "plan.md").read_text(encoding="utf-8")
+    assert "sieve calibrate results/*.json --run . --into calibration.json" in page
 
 
 @pytest.mark.parametrize(
