@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from sieve.cli.completing import complete_engine, complete_gpu, complete_model
+from sieve.cli.completing import (
+    complete_engine,
+    complete_gpu,
+    complete_kv_dtype,
+    complete_model,
+    complete_weight_dtype,
+)
 from sieve.cli.following import next_command, options
 from sieve.cli.output import JsonFlag, print_json
 
@@ -35,10 +41,20 @@ Tp = Annotated[int, typer.Option("--tp", help="Tensor parallel size.")]
 Pp = Annotated[int, typer.Option("--pp", help="Pipeline parallel size.")]
 Ep = Annotated[int, typer.Option("--ep", help="Expert parallel size: 1 or tp.")]
 WeightDtype = Annotated[
-    str, typer.Option("--weight-dtype", help="auto (as published), bf16, fp8, int8, int4, ...")
+    str,
+    typer.Option(
+        "--weight-dtype",
+        help="auto (as published), bf16, fp8, int8, int4, ...",
+        autocompletion=complete_weight_dtype,
+    ),
 ]
 KvDtype = Annotated[
-    str, typer.Option("--kv-cache-dtype", help="auto, fp8, ... as the engine has it.")
+    str,
+    typer.Option(
+        "--kv-cache-dtype",
+        help="auto, fp8, ... as the engine has it.",
+        autocompletion=complete_kv_dtype,
+    ),
 ]
 ModelLen = Annotated[
     int | None, typer.Option("--max-model-len", help="Default: the model's limit.")

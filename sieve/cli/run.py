@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from sieve.cli.completing import complete_spec
+from sieve.cli.completing import complete_executor, complete_spec
 from sieve.cli.following import next_command, options, set_flags
 from sieve.cli.output import JsonFlag, print_json
 
@@ -37,7 +37,9 @@ def run(
     stop_after: Annotated[
         int, typer.Option(help="Number of the last stage to run (1 to 7).", metavar="N")
     ] = LAST_STAGE,
-    executor: Annotated[str, typer.Option(help="auto, local or ray.")] = "auto",
+    executor: Annotated[
+        str, typer.Option(help="auto, local or ray.", autocompletion=complete_executor)
+    ] = "auto",
     ray_address: Annotated[
         str | None, typer.Option(help="Address of a Ray cluster.", metavar="A")
     ] = None,
