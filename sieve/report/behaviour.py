@@ -92,8 +92,8 @@ def ledgers(ranking: Sequence[Row], candidates: pl.DataFrame) -> str:
             charts.Part(css, max(values[k] or 0.0, 0.0) / total, f"{name} {gib(values[k])}")
             for k, (css, name) in _MEMORY.items()
         ]
-        words = ", ".join(part.label for part in parts)
-        note = f"{words} = {count(row.get('kv_tokens'))} tokens"
+        note = ", ".join(part.label.removesuffix(" GiB") for part in parts)
+        note += f" GiB = {count(row.get('kv_tokens'))} tokens"
         label = f"{short_deployment(entry)}: {limit_text(total, 'bytes')} a GPU"
         out.append(charts.Bar(label, parts, note))
         if len(out) == MAX_SHAPES:

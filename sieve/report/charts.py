@@ -17,6 +17,8 @@ from sieve.report import svg
 from sieve.report.svg import Format
 
 _FEW: Final = 8
+_BAR_WORDS: Final = 66
+"""Most letters of a line beside a bar: a phone shows them larger, and they must still fit."""
 
 
 @dataclass(frozen=True)
@@ -296,11 +298,11 @@ def bar_chart(
         at += 34 + 6.6 * len(name)
     y = 24.0
     for row in rows:
-        out.append(svg.label(left, y + 14, svg.short(row.label, 70), "label", "start"))
+        out.append(svg.label(left, y + 14, svg.short(row.label, _BAR_WORDS), "label", "start"))
         empty = svg.element("rect", x=left, y=y + 21, width=width, height=12.0, class_="empty")
         out += [empty, *_parts(row.parts, left, y + 21, width, 12.0)]
         if row.note:
-            out.append(svg.label(left, y + 46, svg.short(row.note, 76), "tick", "start"))
+            out.append(svg.label(left, y + 46, svg.short(row.note, _BAR_WORDS), "tick", "start"))
         y += 54 if row.note else 40
     desc = "; ".join(f"{r.label}: {r.note or ', '.join(p.label for p in r.parts)}" for r in rows)
     return svg.picture(key, title, desc, y + 4, out)
