@@ -169,13 +169,13 @@ def calibrate(
         next_command("calibrate", *results, *kept, "--into", "calibration.json")
     elif points:
         next_command("run", "chat", "--calibration", into)
-    elif any(num_logs):
-        c = next(found for found, n in zip((f for _, f in pairs), num_logs, strict=True) if n)
-        shape = c.predicted.configuration
-        next_command(
-            "fit", shape.model.name, "--gpu", shape.gpu.name, "--tp", shape.tp,
-            "--calibration", into,
-        )  # fmt: skip
+    elif pairs:
+        learned = [found for (_, found), n in zip(pairs, num_logs, strict=True) if n]
+        shape = (learned or [pairs[0][1]])[0].predicted.configuration
+        kept = options(tp=shape.tp, calibration=into if learned else None)
+        next_command("fit", shape.model.name, "--gpu", shape.gpu.name, *kept)
+    else:  # every result was left out
+        next_command("calibrate", "--help")
 
 
 def _start_up(path: Path, **stated: Any) -> tuple[StartUpLog, StartUpComparison]:
