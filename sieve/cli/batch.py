@@ -69,8 +69,9 @@ def batch(
             print_json(checked)
         else:
             report.print_check(checked)
-            if checked["num_bad"] == 0:
-                next_command("batch", jobs, *options(out=out, calibration=calibration))
+            kept = options(out=out, calibration=calibration)
+            again = ["--dry-run"] if checked["num_bad"] else []  # once the jobs are corrected
+            next_command("batch", jobs, *kept, *again)
         raise typer.Exit(SOME_FAILED if checked["num_bad"] else 0)
     if resume and out is None:
         raise InvalidInput("--resume needs --out with the folder of the batch to go on with")
