@@ -72,6 +72,13 @@ def first_of(run: Path) -> str:
     kept = read_frame(run, "candidates.parquet", ("candidate_id", "stage", "observed", "limit"))
     if kept.is_empty():
         raise ResultError(f"{run}: candidates.parquet has no row, so there is none to explain")
+    try:
+        kept = kept.with_columns(pl.col("stage", "observed", "limit").cast(pl.Float64))
+    except pl.exceptions.PolarsError:
+        raise ResultError(
+            f"{run / 'candidates.parquet'}: stage, observed and limit are not numbers: the file "
+            "was edited; run `sieve run` again"
+        ) from None
     over = (pl.col("observed") / pl.col("limit")).fill_null(float("inf"))
     far = kept.sort("stage", over, "candidate_id", descending=[True, False, False])  # None first
     return str(far["candidate_id"][0])

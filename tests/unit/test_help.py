@@ -9,14 +9,17 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 import typer
 from rich.cells import cell_len
 from typer.testing import CliRunner
 
+import sieve
 from sieve.cli.following import help_with_examples
 from sieve.cli.main import app
-from sieve.errors import SpecError
+from sieve.errors import ResultError, SpecError
+from sieve.explain import first_of
 from sieve.spec import load_spec
 from sieve.spec.presets import find_spec, preset_names
 
@@ -257,3 +260,12 @@ def test_a_spec_that_is_not_there_names_what_is(
     (tmp_path / "service.yaml").write_text("name: mine\n", encoding="utf-8")
     with pytest.raises(SpecError, match=f"no such run spec; {words}"):
         load_spec(given)
+
+
+def test_an_edited_table_of_candidates_is_refused(make_spec: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    sieve.run(make_spec({"model": "deepseek-ai/DeepSeek-V3"}), out=folder)
+    path = folder / "candidates.parquet"
+    pl.read_parquet(path).with_columns(observed=pl.lit("many")).write_parquet(path)
+    with pytest.raises(ResultError, match="observed and limit are not numbers"):
+        first_of(folder)
