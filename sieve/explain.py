@@ -82,17 +82,31 @@ def _among_several(run: Path, result: Mapping[str, Any], candidate_id: str) -> d
 def first_of(run: Path) -> str:
     """Return the id of the candidate that a run ranks first.
 
+    Of a run that ranks none it is the nearest miss, else the one that came furthest: the last
+    stage, there the least of what was found over the limit.
+
     Raises:
-        ResultError: no such run, or it ranks none.
+        ResultError: no such run, or it has no candidate.
     """
-    ranking = read_result(run).get("ranking")
-    first = ranking[0] if isinstance(ranking, list) and ranking else None
-    found = first.get("candidate_id") if isinstance(first, dict) else None
-    if not isinstance(found, str):
+    result = read_result(run)
+    for key in ("ranking", "nearest_misses"):
+        rows = result.get(key)
+        first = rows[0] if isinstance(rows, list) and rows else None
+        if isinstance(first, dict) and isinstance(first.get("candidate_id"), str):
+            return str(first["candidate_id"])
+    kept = read_frame(run, "candidates.parquet", ("candidate_id", "stage", "observed", "limit"))
+    if kept.is_empty():
+        raise ResultError(f"{run}: candidates.parquet has no row, so there is none to explain")
+    try:
+        kept = kept.with_columns(pl.col("stage", "observed", "limit").cast(pl.Float64))
+    except pl.exceptions.PolarsError:
         raise ResultError(
-            f"{run}: no candidate is ranked; name one of candidates.parquet: sieve explain RUN ID"
-        )
-    return found
+            f"{run / 'candidates.parquet'}: stage, observed and limit are not numbers: the file "
+            "was edited; run `sieve run` again"
+        ) from None
+    over = (pl.col("observed") / pl.col("limit")).fill_null(float("inf"))
+    far = kept.sort("stage", over, "candidate_id", descending=[True, False, False])  # None first
+    return str(far["candidate_id"][0])
 
 
 def _prepared(path: Path) -> tuple[RunContext, Grid]:

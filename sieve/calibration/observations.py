@@ -117,7 +117,7 @@ def read_observations(paths: Sequence[Path]) -> Observations:
         try:
             text = content.decode("utf-8-sig")
         except UnicodeDecodeError as error:
-            raise ResultError(f"{path}: not a text file: {error}") from error
+            raise ResultError(f"{path}: not a text file: {error}; give CSV or JSON") from error
         is_json = path.suffix.lower() in {".json", ".jsonl"} or text.lstrip()[:1] in {"{", "["}
         for place, found in _json(path, text) if is_json else _csv(path, text):
             if isinstance(found, Observation):

@@ -202,12 +202,16 @@ def from_entry(entry: Any, where: str) -> Point:
         raise ResultError(f"{where}.place.band: found {place.band!r}, allowed: {', '.join(BANDS)}")
     for name in ("batch", "input_tokens", "output_tokens", "tp", "pp", "replicas"):
         if not 0 < getattr(place, name) < 1e9:
-            raise ResultError(f"{where}.place.{name}: found {getattr(place, name)!r}")
+            raise ResultError(
+                f"{where}.place.{name}: found {getattr(place, name)!r}, expected above 0, below 1e9"
+            )
     values: dict[str, Any] = {}
     for name in ("measured", "predicted"):
         found = entry.get(name)
         if not isinstance(found, dict) or not found:
-            raise ResultError(f"{where}.{name}: expected an object with metrics")
+            raise ResultError(
+                f"{where}.{name}: found {repr(found)[:40]}, expected an object with metrics"
+            )
         for metric, value in found.items():
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if metric not in METRICS or not number or not 0 < value < 1e12:
@@ -218,7 +222,7 @@ def from_entry(entry: Any, where: str) -> Point:
 
 def _checked(entry: Any, kind: Any, where: str, skip: Sequence[str] = ()) -> dict[str, Any]:
     if not isinstance(entry, dict):
-        raise ResultError(f"{where}: expected an object")
+        raise ResultError(f"{where}: found {repr(entry)[:40]}, expected an object")
     out: dict[str, Any] = {}
     for field in fields(kind):
         if field.name in skip:

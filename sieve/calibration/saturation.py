@@ -75,7 +75,9 @@ def model_facts(arch: ModelArchitecture, kv_dtype: str = "") -> dict[str, Any]:
             f"{arch.num_hidden_layers} layers; the saturation model needs it in all"
         )
     if arch.intermediate_size is None:
-        raise InvalidInput(f"the feed-forward width of {arch.name} is not known")
+        raise InvalidInput(
+            f"the feed-forward width of {arch.name} is not known; config.json lacks it"
+        )
     if kv_dtype not in KV_DTYPES:
         raise InvalidInput(
             f"cache format is {kv_dtype!r}; it is one of: {', '.join(KV_DTYPES[1:])}"
@@ -102,7 +104,8 @@ def hardware_facts(gpu: Gpu, mode: str = "bf16") -> dict[str, Any]:
     """
     rate = gpu.flops_per_s.get(mode)
     if not rate:
-        raise InvalidInput(f"{gpu.name} has no known {mode} rate")
+        known = ", ".join(gpu.flops_per_s) or "none"
+        raise InvalidInput(f"{gpu.name} has no known {mode} rate; known: {known}")
     return {"gpu": gpu.name, "F_max": rate, "F_mode": mode, "BW_max": gpu.mem_bw_bytes_per_s}
 
 
@@ -316,7 +319,9 @@ def read_document(path: Path) -> dict[str, Any]:
         usable &= all(len(document["data"][k]) == 2 for k in ("isl", "osl", "batch"))
         usable &= isinstance(document["data"]["models"], dict)
     except (KeyError, TypeError, ValueError) as error:
-        raise ResultError(f"{path}: a damaged parameter document: {error}") from error
+        raise ResultError(f"{path}: a damaged parameter document: {error}; {remake}") from error
     if not usable:
-        raise ResultError(f"{path}: a damaged parameter document: its error band or data ranges")
+        raise ResultError(
+            f"{path}: a damaged parameter document: its error band or data ranges; {remake}"
+        )
     return document

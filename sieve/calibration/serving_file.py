@@ -80,12 +80,17 @@ def points_of(document: Mapping[str, Any], label: str) -> tuple[Point, ...]:
     section = document.get(SECTION, {})
     entries = section.get("points", []) if isinstance(section, dict) else None
     if not isinstance(entries, list) or len(entries) > MAX_POINTS:
-        raise ResultError(f"{label}: {SECTION}.points: expected a list of up to {MAX_POINTS:,}")
+        found = len(entries) if isinstance(entries, list) else type(entries).__name__
+        raise ResultError(
+            f"{label}: {SECTION}.points: found {found}, expected a list of up to {MAX_POINTS:,}"
+        )
     out: dict[str, Point] = {}
     for i, entry in enumerate(entries):
         point = from_entry(entry, f"{label}: {SECTION}.points[{i}]")
         if point.id in out:
-            raise ResultError(f"{label}: {SECTION}.points[{i}]: the same result comes twice")
+            raise ResultError(
+                f"{label}: {SECTION}.points[{i}]: the same result comes twice; take one out"
+            )
         out[point.id] = point
     return tuple(out[key] for key in sorted(out))
 
@@ -105,7 +110,9 @@ def merge_points(path: Path | None, points: Iterable[Point]) -> Calibration:
     known |= {p.id: p for p in points}
     ordered = tuple(known[key] for key in sorted(known))
     if len(ordered) > MAX_POINTS:
-        raise ResultError(f"{len(ordered):,} points; a calibration file holds {MAX_POINTS:,}")
+        raise ResultError(
+            f"{len(ordered):,} points; a calibration file holds {MAX_POINTS:,}: begin a new one"
+        )
     if found := contradiction(ordered):
         raise ResultError(found.reason)
     held = tuple(p for p in ordered if _holds(p))

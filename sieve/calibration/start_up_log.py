@@ -124,7 +124,7 @@ def _stored(path: Path) -> bytes:
     except OSError as error:
         raise ResultError(f"{path}: cannot be read: {error.strerror}") from error
     if not stored.strip():
-        raise ResultError(f"{path}: the file is empty")
+        raise ResultError(f"{path}: the file is empty; give the engine's start-up log")
     if stored[:2] == b"\x1f\x8b":
         raise ResultError(f"{path}: the file is compressed; unpack it first")
     if b"\0" in stored:
@@ -220,7 +220,9 @@ class _Reader:
         try:
             value = float(text.replace(",", ""))
         except ValueError:
-            raise ResultError(f"{self.path}:{number}: {text!r} is no number") from None
+            raise ResultError(
+                f"{self.path}:{number}: {text!r} is no number; the log is damaged"
+            ) from None
         name = group
         limit = _LIMITS.get(group, _GIB_LIMIT)
         least = 0.0
@@ -263,7 +265,10 @@ class _Reader:
             )
         version = _VERSION.match(self.version)
         if self.version and version is None:
-            raise ResultError(f"{self.path}: engine version {self.version!r} cannot be read")
+            raise ResultError(
+                f"{self.path}: engine version {self.version!r} cannot be read; expected one "
+                "such as 0.19.1"
+            )
         stage = _STAGE.search(label)
         config = {k: v for k, v in self.arguments["config"].items() if v != "auto"}
         return StartUpLog(

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from sieve.cli.completing import complete_executor
 from sieve.cli.following import next_command, options
 from sieve.cli.output import JsonFlag, print_json
 from sieve.errors import InvalidInput
@@ -32,7 +33,9 @@ def batch(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check the jobs and count them; write nothing.")
     ] = False,
-    executor: Annotated[str, typer.Option(help="auto, local or ray.")] = "auto",
+    executor: Annotated[
+        str, typer.Option(help="auto, local or ray.", autocompletion=complete_executor)
+    ] = "auto",
     ray_address: Annotated[
         str | None, typer.Option(help="Address of a Ray cluster.", metavar="A")
     ] = None,
@@ -66,8 +69,9 @@ def batch(
             print_json(checked)
         else:
             report.print_check(checked)
-            if checked["num_bad"] == 0:
-                next_command("batch", jobs, *options(out=out, calibration=calibration))
+            kept = options(out=out, calibration=calibration)
+            again = ["--dry-run"] if checked["num_bad"] else []  # once the jobs are corrected
+            next_command("batch", jobs, *kept, *again)
         raise typer.Exit(SOME_FAILED if checked["num_bad"] else 0)
     if resume and out is None:
         raise InvalidInput("--resume needs --out with the folder of the batch to go on with")

@@ -8,7 +8,12 @@ from typing import Annotated
 
 import typer
 
-from sieve.cli.completing import complete_gpu, complete_model
+from sieve.cli.completing import (
+    complete_gpu,
+    complete_kv_dtype,
+    complete_model,
+    complete_weight_dtype,
+)
 from sieve.cli.following import next_command, options
 from sieve.cli.output import JsonFlag
 from sieve.errors import InvalidInput
@@ -30,9 +35,15 @@ def bound(
         int, typer.Option("--num-gpus", "--tp", help="GPUs that hold the model together.")
     ] = 1,
     weight_dtype: Annotated[
-        str | None, typer.Option(help="Precision of the weights; default the checkpoint's.")
+        str | None,
+        typer.Option(
+            help="Precision of the weights; default the checkpoint's.",
+            autocompletion=complete_weight_dtype,
+        ),
     ] = None,
-    kv_cache_dtype: Annotated[str, typer.Option(help="Precision of the cache.")] = "auto",
+    kv_cache_dtype: Annotated[
+        str, typer.Option(help="Precision of the cache.", autocompletion=complete_kv_dtype)
+    ] = "auto",
     context: Annotated[
         int | None,
         typer.Option(help="Tokens reserved for a session; default 100,000 or the model's limit."),

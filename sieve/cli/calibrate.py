@@ -7,6 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sieve.cli.completing import (
+    complete_engine,
+    complete_gpu,
+    complete_kv_dtype,
+    complete_model,
+    complete_weight_dtype,
+)
 from sieve.cli.following import next_command, options
 from sieve.cli.output import JsonFlag, print_json
 
@@ -24,21 +31,41 @@ Results = Annotated[
 ]
 Model = Annotated[
     str | None,
-    typer.Option("--model", help="Catalogue name or path, where the log's is a local path."),
+    typer.Option(
+        "--model",
+        help="Catalogue name or path, where the log's is a local path.",
+        autocompletion=complete_model,
+    ),
 ]
 GpuName = Annotated[
-    str | None, typer.Option("--gpu", help="GPU of the catalogue; logs do not name it.")
+    str | None,
+    typer.Option(
+        "--gpu", help="GPU of the catalogue; logs do not name it.", autocompletion=complete_gpu
+    ),
 ]
 Engine = Annotated[
-    str | None, typer.Option("--engine", help="vllm==VERSION, where the log has no banner.")
+    str | None,
+    typer.Option(
+        "--engine",
+        help="vllm==VERSION, where the log has no banner.",
+        autocompletion=complete_engine,
+    ),
 ]
 Tp = Annotated[int | None, typer.Option("--tp", help="Tensor parallel size; default: the log's.")]
 Pp = Annotated[int | None, typer.Option("--pp", help="Pipeline parallel size; the log's.")]
 Ep = Annotated[int | None, typer.Option("--ep", help="Expert parallel size; the log's.")]
 WeightDtype = Annotated[
-    str | None, typer.Option("--weight-dtype", help="Default: the checkpoint's, or the log's fp8.")
+    str | None,
+    typer.Option(
+        "--weight-dtype",
+        help="Default: the checkpoint's, or the log's fp8.",
+        autocompletion=complete_weight_dtype,
+    ),
 ]
-KvDtype = Annotated[str | None, typer.Option("--kv-cache-dtype", help="Default: the log's.")]
+KvDtype = Annotated[
+    str | None,
+    typer.Option("--kv-cache-dtype", help="Default: the log's.", autocompletion=complete_kv_dtype),
+]
 ModelLen = Annotated[int | None, typer.Option("--max-model-len", help="Default: the log's.")]
 Seqs = Annotated[int | None, typer.Option("--max-num-seqs", help="Default: the log's.")]
 Tokens = Annotated[int | None, typer.Option("--max-num-batched-tokens", help="The log's.")]
@@ -142,13 +169,13 @@ def calibrate(
         next_command("calibrate", *results, *kept, "--into", "calibration.json")
     elif points:
         next_command("run", "chat", "--calibration", into)
-    elif any(num_logs):
-        c = next(found for found, n in zip((f for _, f in pairs), num_logs, strict=True) if n)
-        shape = c.predicted.configuration
-        next_command(
-            "fit", shape.model.name, "--gpu", shape.gpu.name, "--tp", shape.tp,
-            "--calibration", into,
-        )  # fmt: skip
+    elif pairs:
+        learned = [found for (_, found), n in zip(pairs, num_logs, strict=True) if n]
+        shape = (learned or [pairs[0][1]])[0].predicted.configuration
+        kept = options(tp=shape.tp, calibration=into if learned else None)
+        next_command("fit", shape.model.name, "--gpu", shape.gpu.name, *kept)
+    else:  # every result was left out
+        next_command("calibrate", "--help")
 
 
 def _start_up(path: Path, **stated: Any) -> tuple[StartUpLog, StartUpComparison]:

@@ -25,7 +25,7 @@ def models(name: ModelName = None, as_json: JsonFlag = False) -> None:
     Examples: `sieve models` | `sieve models qwen3-32b-fp8`
     """
     from sieve.catalog.models import list_models, load_model
-    from sieve.report.terminal import print_models
+    from sieve.report.catalogue import print_models
 
     if name is not None:
         found = load_model(name)
@@ -47,7 +47,7 @@ def gpus(name: GpuName = None, as_json: JsonFlag = False) -> None:
     Examples: `sieve gpus` | `sieve gpus h100_sxm`
     """
     from sieve.catalog.accelerators import list_gpus, load_gpu
-    from sieve.report.terminal import print_gpus
+    from sieve.report.catalogue import print_gpus
 
     if name is not None:
         gpu = load_gpu(name)
@@ -69,7 +69,7 @@ def engines(name: EngineName = None, as_json: JsonFlag = False) -> None:
     Examples: `sieve engines` | `sieve engines vllm==0.19`
     """
     from sieve.catalog.engines import list_engines, load_engine
-    from sieve.report.terminal import print_engines
+    from sieve.report.catalogue import print_engines
 
     if name is not None:
         _show(load_engine(name), as_json)
@@ -85,7 +85,7 @@ def engines(name: EngineName = None, as_json: JsonFlag = False) -> None:
 
 
 def _show(entry: Any, as_json: bool) -> None:
-    from sieve.report.terminal import print_facts
+    from sieve.report.catalogue import print_facts
 
     facts = asdict(entry)
     if as_json:

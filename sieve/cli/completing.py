@@ -5,7 +5,11 @@ Only small files of the package are read: a shell waits for the answer at every 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
+from pathlib import Path
+
+import typer
 
 
 def complete_spec(incomplete: str) -> list[str]:
@@ -39,6 +43,44 @@ def complete_engine(incomplete: str) -> list[str]:
     names = sorted({profile.name for profile in profiles})
     versions = [f"{p.name}=={p.version}" for p in profiles if p.version]
     return _matching(incomplete, [*names, *versions])
+
+
+def complete_weight_dtype(incomplete: str) -> list[str]:
+    """Return the precisions of weights that begin so."""
+    from sieve.catalog.precisions import NOMINAL_WEIGHT_BYTES
+
+    return _matching(incomplete, NOMINAL_WEIGHT_BYTES)
+
+
+def complete_kv_dtype(incomplete: str) -> list[str]:
+    """Return the precisions of the cache that begin so."""
+    from sieve.catalog.precisions import KV_BYTES
+
+    return _matching(incomplete, KV_BYTES)
+
+
+def complete_executor(incomplete: str) -> list[str]:
+    """Return the executors that begin so."""
+    return _matching(incomplete, ("auto", "local", "ray"))
+
+
+def complete_traffic(incomplete: str) -> list[str]:
+    """Return the shipped traffic that begins so; where none does, the shell offers files."""
+    from sieve.resources import package_data
+
+    shipped = package_data("traces", "data").glob("*.json")
+    return _matching(incomplete, sorted(path.stem for path in shipped))
+
+
+def complete_candidate(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the ranked candidates of the run on the line that begin so."""
+    path = Path(str(ctx.params.get("run"))) / "result.json"
+    try:
+        ranking = json.loads(path.read_text(encoding="utf-8"))["ranking"]
+        names = [str(row["candidate_id"]) for row in ranking]
+    except (OSError, ValueError, LookupError, TypeError):  # no run there: nothing to offer
+        return []
+    return _matching(incomplete, names)
 
 
 def _matching(incomplete: str, names: Iterable[str]) -> list[str]:

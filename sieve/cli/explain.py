@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from sieve.cli.completing import complete_candidate
 from sieve.cli.following import next_command
 from sieve.cli.output import JsonFlag, print_json
 
@@ -15,7 +16,11 @@ def explain(
     run: Annotated[Path, typer.Argument(help="Run folder.", metavar="RUN")],
     candidate_id: Annotated[
         str | None,
-        typer.Argument(help="Candidate, as in the ranking; default: its first.", metavar="ID"),
+        typer.Argument(
+            help="Candidate, as in the ranking; default: its first.",
+            metavar="ID",
+            autocompletion=complete_candidate,
+        ),
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from sieve.cli.completing import complete_engine, complete_gpu, complete_model
+from sieve.cli.completing import (
+    complete_engine,
+    complete_gpu,
+    complete_kv_dtype,
+    complete_model,
+    complete_weight_dtype,
+)
 from sieve.cli.following import next_command, options
 from sieve.cli.output import JsonFlag, print_json
 
@@ -35,10 +41,20 @@ Tp = Annotated[int, typer.Option("--tp", help="Tensor parallel size.")]
 Pp = Annotated[int, typer.Option("--pp", help="Pipeline parallel size.")]
 Ep = Annotated[int, typer.Option("--ep", help="Expert parallel size: 1 or tp.")]
 WeightDtype = Annotated[
-    str, typer.Option("--weight-dtype", help="auto (as published), bf16, fp8, int8, int4, ...")
+    str,
+    typer.Option(
+        "--weight-dtype",
+        help="auto (as published), bf16, fp8, int8, int4, ...",
+        autocompletion=complete_weight_dtype,
+    ),
 ]
 KvDtype = Annotated[
-    str, typer.Option("--kv-cache-dtype", help="auto, fp8, ... as the engine has it.")
+    str,
+    typer.Option(
+        "--kv-cache-dtype",
+        help="auto, fp8, ... as the engine has it.",
+        autocompletion=complete_kv_dtype,
+    ),
 ]
 ModelLen = Annotated[
     int | None, typer.Option("--max-model-len", help="Default: the model's limit.")
@@ -109,6 +125,9 @@ CalibrationFile = Annotated[
     ),
 ]
 
+_NODE: Final = 8
+"""Cards of a node, as most that are sold have."""
+
 
 def _layers(text: str | None) -> tuple[int, ...]:
     """Return the layers of each stage from `16,32`."""
@@ -151,6 +170,25 @@ def _remedy(check: Check, remedies: Sequence[str] = ()) -> dict[str, Any]:
         return {}
     size = min(legal, key=lambda size: (size < c.tp, abs(size - c.tp)))
     return {"tp": size, "ep": size * c.dp} if c.ep > 1 else {"tp": size}
+
+
+def _next_gpu(model: str, engine: str, weight_dtype: str, kv_cache_dtype: str) -> None:
+    """Suggest the smallest card with measured kernels of which eight start the model."""
+    from sieve.catalog.accelerators import list_gpus
+    from sieve.fit_of import configure
+    from sieve.fit_of import fit as judge
+
+    kept: dict[str, Any] = {
+        "weight_dtype": weight_dtype,
+        "kv_cache_dtype": kv_cache_dtype,
+        "engine": engine,
+    }
+    cards = [gpu for gpu in list_gpus() if gpu.kernel_system]
+    for gpu in sorted(cards, key=lambda gpu: (gpu.memory_bytes, gpu.name)):
+        if judge(configure(model, gpu.name, tp=_NODE, **kept)).fits:
+            next_command("fit", model, "--gpu", gpu.name, *_given({"tp": _NODE, **kept}))
+            return
+    next_command("gpus")
 
 
 def fit(
@@ -233,8 +271,10 @@ def fit(
         change = _remedy(result.check, result.remedies)
         if change:
             next_command("fit", model, "--gpu", gpu, *_given({"tp": tp, **given, **change}))
-        else:
+        elif result.fits:
             next_command("run", "chat", "--set", f"model={model}", "--set", f"fleet.gpus=[{gpu}]")
+        else:
+            _next_gpu(model, engine, weight_dtype, kv_cache_dtype)
     if not result.fits:
         raise typer.Exit(NOTHING_FITS)
 
@@ -304,6 +344,6 @@ def check(
             command = "fit" if result.ok else "check"
             next_command(command, model, "--gpu", gpu, *_given({"tp": tp, **given, **change}))
         else:
-            next_command("run", "chat", "--set", f"model={model}", "--set", f"fleet.gpus=[{gpu}]")
+            _next_gpu(model, engine, weight_dtype, kv_cache_dtype)
     if not result.ok:
         raise typer.Exit(NOTHING_FITS)

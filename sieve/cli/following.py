@@ -40,11 +40,14 @@ def options(**given: object) -> list[object]:
 def help_with_examples(text: str) -> str:
     """Return a docstring as a help page whose examples stand one to a line, never rewrapped."""
     begin = _BEGIN.search(text)
-    commands = [" ".join(found.split()) for found in _COMMAND.findall(text)]
-    if begin is None or not commands:
+    if begin is None:
         return text
     tail = text[begin.start() :]
-    rest = _COMMAND.sub("", tail.split("\n\n", 1)[0]).replace("|", "")
+    shown = tail.split("\n\n", 1)[0]
+    commands = [" ".join(found.split()) for found in _COMMAND.findall(shown)]
+    if not commands:
+        return text
+    rest = _COMMAND.sub("", shown).replace("|", "")
     note = " ".join(rest.split(":", 1)[1].split())
     lines = ["\b", "Examples:", *(f"  {command}" for command in commands)]
     after = tail.split("\n\n", 1)[1:]

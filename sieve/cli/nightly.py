@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sieve.cli.completing import complete_spec
+from sieve.cli.completing import complete_executor, complete_spec
 from sieve.cli.following import next_command
 from sieve.cli.output import JsonFlag, print_json
 
@@ -46,7 +46,9 @@ def nightly(
         Path | None,
         typer.Option(help="Correct predictions by what `sieve calibrate` learned.", metavar="FILE"),
     ] = None,
-    executor: Annotated[str, typer.Option(help="auto, local or ray.")] = "auto",
+    executor: Annotated[
+        str, typer.Option(help="auto, local or ray.", autocompletion=complete_executor)
+    ] = "auto",
     ray_address: Annotated[
         str | None, typer.Option(help="Address of a Ray cluster.", metavar="A")
     ] = None,
@@ -80,7 +82,8 @@ def nightly(
     else:
         report.print_night(record, history / PAGE)
         if record.get("run"):
-            next_command("plan", history / record["run"])
+            found = record["recommended"] is not None
+            next_command("plan" if found else "explain", history / record["run"])
         else:
             next_command("serve", history)
     raise typer.Exit(record["exit_code"])

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
-from sieve.cli.completing import complete_spec
+from sieve.cli.completing import complete_executor, complete_spec
 from sieve.cli.following import next_command, options, set_flags
 from sieve.cli.output import JsonFlag, print_json
+
+LAST_STAGE: Final = 7
 
 
 def run(
@@ -34,8 +36,10 @@ def run(
     ] = None,
     stop_after: Annotated[
         int, typer.Option(help="Number of the last stage to run (1 to 7).", metavar="N")
-    ] = 7,
-    executor: Annotated[str, typer.Option(help="auto, local or ray.")] = "auto",
+    ] = LAST_STAGE,
+    executor: Annotated[
+        str, typer.Option(help="auto, local or ray.", autocompletion=complete_executor)
+    ] = "auto",
     ray_address: Annotated[
         str | None, typer.Option(help="Address of a Ray cluster.", metavar="A")
     ] = None,
@@ -101,9 +105,28 @@ def run(
     if as_json:
         print_json(result.data)
     else:
-        terminal.print_result(result.data, result.folder)
+        terminal.print_result(result.data)
         terminal.print_exhaustive(result.exhaustive, len(result.simulations))
+        assert result.folder is not None
+        print(f"Report  {result.folder / 'report.html'}")
+        kept = options(exhaustive=exhaustive, audit=audit, calibration=calibration)
+        again = [spec, "--out", result.folder, "--resume", *set_flags(overrides), *kept]
+        _print_next(result.data, result.folder, again if stop_after < LAST_STAGE else None)
     raise typer.Exit(result.exit_code)
+
+
+def _print_next(data: Mapping[str, Any], folder: Path, again: Sequence[object] | None) -> None:
+    """Print what to look at next, or how a run goes on that was stopped."""
+    if again is not None:
+        next_command("run", *again)
+    elif data["ranking"]:
+        from sieve.results import folder_of
+
+        first = data["ranking"][0]
+        next_command("explain", folder, first["candidate_id"])
+        next_command("plan", folder_of(folder, data, first.get("model")))
+    else:
+        next_command("explain", folder)
 
 
 _Done = Callable[[int, int], None] | None

@@ -32,7 +32,8 @@ def serve(
     except ImportError as error:
         raise InvalidInput(
             f"`sieve serve` needs {error.name}, which is not installed; "
-            "run `pip install 'sieve-sizing[serve]'`, or open report.html of a run folder"
+            "run `pip install 'sieve-sizing[serve]'` (in a checkout: '.[serve]'), or open "
+            "report.html of a run folder"
         ) from None
     from sieve import __version__
     from sieve.serve import make_app

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from sieve.cli.completing import complete_model
+from sieve.cli.completing import complete_gpu, complete_model
 from sieve.cli.following import next_command, options
 from sieve.cli.output import JsonFlag, print_json
 from sieve.errors import InvalidInput, ResultError
@@ -38,7 +38,10 @@ Model = Annotated[
         autocompletion=complete_model,
     ),
 ]
-GpuChoice = Annotated[str | None, typer.Option("--gpu", help="GPU; by default the one of the fit.")]
+GpuChoice = Annotated[
+    str | None,
+    typer.Option("--gpu", help="GPU; by default the one of the fit.", autocompletion=complete_gpu),
+]
 Isl = Annotated[float, typer.Option("--isl", help="Input tokens of a request.")]
 Osl = Annotated[float, typer.Option("--osl", help="Output tokens of a request.")]
 KvDtype = Annotated[str, typer.Option("--kv-cache-dtype", help="`fp8` halves the cache traffic.")]
@@ -54,7 +57,12 @@ def fit(
         typer.Argument(help="CSV tables or `vllm bench serve` results.", metavar="FILE..."),
     ],
     gpu: Annotated[
-        str | None, typer.Option("--gpu", help="Whose points; needed if the files name several.")
+        str | None,
+        typer.Option(
+            "--gpu",
+            help="Whose points; needed if the files name several.",
+            autocompletion=complete_gpu,
+        ),
     ] = None,
     engine: Annotated[
         str, typer.Option("--engine", help="Use only points of this engine: vllm, trtllm ...")
@@ -193,10 +201,12 @@ def advise(
     else:
         print_advice(result)
         _print_written(None, plot)
+        kept = options(isl=isl, osl=osl, gpu=gpu, kv_cache_dtype=kv_cache_dtype)
         cap = result["answer"]["B_cap"]
         if cap is not None:
-            kept = options(isl=isl, osl=osl, gpu=gpu, kv_cache_dtype=kv_cache_dtype)
             next_command("slim", "predict", model, "--params", params, *kept, "--batch", cap)
+        else:  # without limits of one's own there is always a batch
+            next_command("slim", "advise", model, "--params", params, *kept)
     if result["answer"]["B_cap"] is None:
         raise typer.Exit(NO_BATCH)
 

@@ -43,6 +43,8 @@ def list_tables(tables: Folder = None, as_json: JsonFlag = False) -> None:
         print_systems(systems)
         if systems:
             next_command("tables", "show", systems[0]["gpu"])
+        else:
+            next_command("tables", "import", "--help")
 
 
 @app.command("show")
@@ -117,6 +119,7 @@ def import_(
         print_json(document)
     else:
         print_import(done, covered, into)
+        next_command("tables", "show", done.gpu.name, "--tables", into)
 
 
 def _folders(tables: Path | None) -> list[Path]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sieve.cli.completing import complete_traffic
 from sieve.cli.following import next_command, set_flags
 from sieve.cli.output import JsonFlag, print_json
 from sieve.errors import InvalidInput
@@ -22,7 +23,12 @@ app = typer.Typer(
 )
 
 FileArg = Annotated[
-    str, typer.Argument(help="Trace file, folder, or shipped traffic.", metavar="FILE")
+    str,
+    typer.Argument(
+        help="Trace file, folder, or shipped traffic.",
+        metavar="FILE",
+        autocompletion=complete_traffic,
+    ),
 ]
 FormatOpt = Annotated[str | None, typer.Option("--format", help="Format; detected when not given.")]
 UnitOpt = Annotated[

@@ -28,11 +28,19 @@ MEANINGS: Final = {
     DYNAMO_IMAGE: "Dynamo's vLLM runtime image whose engine has the run's version",
     MULTINODE_RUNTIME: "your cluster's KServe serving runtime for vLLM on several nodes",
     "CHECKPOINT": "shell variable: hub name or path of a checkpoint with the evaluated precision",
+    "NODE_RANK": "shell variable: 0 on a replica's first node, one more on each further one",
+    "MASTER_ADDR": "shell variable: address of the replica's node with rank 0",
 }
-_WORD: Final = re.compile(r"REPLACE_ME_[A-Z_]+[A-Z]|\$\{(CHECKPOINT):\?\}")
+_VARIABLE: Final = re.compile(r"\$\{([A-Z_]+):\?\}")
+_WORD: Final = re.compile(r"REPLACE_ME_[A-Z_]+[A-Z]|\$\{(CHECKPOINT|NODE_RANK|MASTER_ADDR):\?\}")
 
 
 def found_in(texts: Iterable[str]) -> dict[str, str]:
     """Return the placeholders that occur in the texts, with what belongs there."""
     words = {match[1] or match[0] for text in texts for match in _WORD.finditer(text)}
     return {word: MEANINGS[word] for word in MEANINGS if word in words}
+
+
+def variables_in(script: str) -> list[str]:
+    """Return the shell variables without which a script stops, in order of appearance."""
+    return list(dict.fromkeys(_VARIABLE.findall(script)))

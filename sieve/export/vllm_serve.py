@@ -181,9 +181,12 @@ def serve_script(
             "# Evaluated under the plain rules of `engine: reference`, not as a real engine."
         )
     replicas = row["replicas"]
+    where = f"on {gpus_per_replica(row)} x {_comment(row['gpu'])}"
     lines.append(
-        f"# One of {replicas} replicas on {gpus_per_replica(row)} x {_comment(row['gpu'])}"
-        + ("; start each on its own GPUs behind a round-robin router." if replicas > 1 else ".")
+        f"# One of {replicas} replicas, {where}; start each on its own GPUs behind a round-robin "
+        "router."
+        if replicas > 1
+        else f"# The only replica, {where}."
     )
     if model == CHECKPOINT:
         lines.append(

@@ -74,7 +74,10 @@ def disaggregate(
     asked = [*prefill, *decode]
     context, shapes, total = load_shapes(spec, asked, overrides=raised, count=count)
     if context.requests.previous is not None:
-        raise InvalidInput("prefill and decode apart take traffic without sessions")
+        raise InvalidInput(
+            "this traffic has sessions; prefill and decode apart take traffic without: give "
+            "another trace, or ask `sieve fleet size`"
+        )
     shapes = _one_engine(shapes, named=bool(asked))
     pairs = _pairs(shapes, len(prefill), len(decode))
     if len(pairs) > MAX_PAIRS:

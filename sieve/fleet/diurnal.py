@@ -159,9 +159,12 @@ def _check(
     if profile and not 2 <= len(profile) <= MAX_WINDOWS:
         raise InvalidInput(f"--profile: found {len(profile)} windows; expected 2 to {MAX_WINDOWS}")
     if any(not (np.isfinite(x) and 0 <= x <= 100) for x in profile):
-        raise InvalidInput("--profile: loads go from 0 to 100 times the traffic's rate")
+        raise InvalidInput(
+            f"--profile: found {min(profile):g} to {max(profile):g}; loads go from 0 to 100 times "
+            "the traffic's rate"
+        )
     if profile and max(profile) == 0:
-        raise InvalidInput("--profile: every window is 0, so there is no traffic")
+        raise InvalidInput("--profile: every window is 0, so there is no traffic; give one above 0")
 
 
 def _drawn(requests: Requests, profile: Sequence[float], window_s: float, seed: int) -> Day:
@@ -172,7 +175,10 @@ def _drawn(requests: Requests, profile: Sequence[float], window_s: float, seed: 
     if not len(levels):
         return Day(requests, edges, levels)
     if np.isinf(rate):
-        raise InvalidInput("scheduled scaling needs arrivals over time; this traffic is a burst")
+        raise InvalidInput(
+            "scheduled scaling needs arrivals over time; this traffic is a burst: set "
+            "traffic.rate_per_s"
+        )
     total = int(rate * window_s * levels.sum())
     if not 1 <= total <= MAX_REQUESTS:
         raise InvalidInput(

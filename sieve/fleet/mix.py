@@ -97,7 +97,9 @@ def mix(
     require_prices(context.gpus)
     open_loop(context.requests, "a mix")
     if np.isinf(context.requests.rate_per_s):
-        raise InvalidInput("a mix needs arrivals over time; this traffic comes all at once")
+        raise InvalidInput(
+            "a mix needs arrivals over time; this traffic comes all at once: set traffic.rate_per_s"
+        )
     most = context.spec.fleet.max_gpus or 8
     fitting = [shape for shape in shapes if shape.gpus <= most]
     if budget is not None:

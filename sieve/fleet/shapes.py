@@ -340,7 +340,7 @@ def open_loop(requests: Requests, what: str) -> None:
     if requests.closed_loop_users is not None or requests.previous is not None:
         raise InvalidInput(
             f"{what} takes open-loop traffic without turns that wait for answers; "
-            "this traffic is a closed loop or has sessions"
+            "this traffic is a closed loop or has sessions: give another trace, or use `sieve run`"
         )
 
 

@@ -93,7 +93,9 @@ def compare(
     _, shapes, total = load_shapes(spec, candidates, overrides=raised, count=count)
     fitting = [shape for shape in shapes if shape.gpus <= gpus]
     if not fitting:
-        raise InvalidInput(f"no shape runs on {gpus} GPUs; the smallest takes {_least(shapes)}")
+        raise InvalidInput(
+            f"--gpus: no shape runs on {gpus} GPUs; the smallest takes {_least(shapes)}"
+        )
     rows = [_filled(shape, gpus) for shape in fitting]
     rows.sort(key=lambda row: (-(row["headroom"] or 0.0), _order(row)))
     return {

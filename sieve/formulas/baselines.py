@@ -71,7 +71,7 @@ def imai_ood_lr(inputs: Mapping[str, Any]) -> dict[str, Any]:
     with np.errstate(over="ignore"):
         mean, spread = features[:, kept].mean(axis=0), features[:, kept].std(axis=0)
     if not np.all(np.isfinite(spread) & (spread > 0)):
-        raise InvalidInput("the training rows are beyond double precision")
+        raise InvalidInput("the training rows are beyond double precision; check their units")
 
     def design(values: Floats) -> Floats:
         return np.column_stack((np.ones(len(values)), (values[:, kept] - mean) / spread))
@@ -93,7 +93,10 @@ def _table(inputs: Mapping[str, Any], key: str, columns: Sequence[str]) -> dict[
 def _outputs(e2e: Floats, test: Mapping[str, Floats]) -> dict[str, Any]:
     bad = np.flatnonzero(~(np.isfinite(e2e) & (e2e > 0)))
     if bad.size:
-        raise InvalidInput(f"test[{bad[0]}]: the predicted latency {e2e[bad[0]]:g} s is not usable")
+        raise InvalidInput(
+            f"test[{bad[0]}]: the predicted latency is {e2e[bad[0]]:g} s, expected above 0; keep "
+            "to the range of the training rows"
+        )
     throughput = test["B"] * (test["IL"] + test["OL"]) / e2e
     return {"e2e": e2e.tolist(), "throughput": throughput.tolist()}
 
@@ -140,7 +143,7 @@ def _relative_nnls(features: Floats, target: Floats) -> tuple[Floats, float]:
     with np.errstate(over="ignore"):
         scale = np.linalg.norm(design, axis=0)
     if not np.all(np.isfinite(scale)):
-        raise InvalidInput("the training rows are beyond double precision")
+        raise InvalidInput("the training rows are beyond double precision; check their units")
     from scipy.optimize import nnls  # late: slow to import
 
     weights = nnls(design / scale, np.ones(len(target)), maxiter=500)[0] / scale

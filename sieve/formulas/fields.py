@@ -194,7 +194,9 @@ def formula(*needed: str, **defaults: Any) -> Callable[[Callable[[Fields], Outpu
             for value in outputs.values():
                 entries = value if isinstance(value, list) else [value]
                 if any(isinstance(x, float) and not math.isfinite(x) for x in entries):
-                    raise InvalidInput("the inputs are too large or too small for a result")
+                    raise InvalidInput(
+                        "the inputs are too large or too small for a result; check their units"
+                    )
             return outputs
 
         return call

@@ -60,7 +60,7 @@ def paged(given: Fields) -> Outputs:
             held = 0
         elif name not in tokens:
             if name not in refused:
-                raise InvalidInput(f"{path}: {name!r} is not allocated")
+                raise InvalidInput(f"{path}: {name!r} is not allocated; allocate it first")
             failed.append(index)
             continue
         else:
@@ -95,7 +95,8 @@ def _paged_op(entry: object, path: str) -> tuple[str, str, int]:
         or sizes.get(entry[0]) != len(entry)
     ):
         raise InvalidInput(
-            f'{path}: expected ["alloc", id, tokens], ["append", id, tokens] or ["free", id]'
+            f"{path}: found {repr(entry)[:60]}, expected "
+            '["alloc", id, tokens], ["append", id, tokens] or ["free", id]'
         )
     count = whole(entry[2], f"{path}[2]", low=0) if len(entry) == 3 else 0
     return entry[0], str(identity(entry[1], f"{path}[1]")), count
@@ -114,7 +115,8 @@ def bucket_admit(given: Fields) -> Outputs:
         bucket = next((name for name, longest, _ in BUCKETS if tokens <= longest), None)
         if bucket is None:
             raise InvalidInput(
-                f"{path}: {tokens} tokens exceed the longest bucket, {BUCKETS[-1][1]} tokens"
+                f"{path}: {tokens} tokens exceed the longest bucket, {BUCKETS[-1][1]} tokens; "
+                "leave it out"
             )
         queues[bucket].append((identity(item, f"{path}[0]"), tokens))
     admitted: list[str | int] = []

@@ -198,7 +198,7 @@ class _Scheduler:
             if blocks is not None and request.blocks > blocks:
                 raise InvalidInput(
                     f"requests[{request.id}]: needs {request.blocks} blocks of {page} tokens, the "
-                    f"cache has {blocks}; it can never run"
+                    f"cache has {blocks}; it can never run: give more blocks"
                 )
             if not self.chunked and request.prompt > self.budget:
                 raise InvalidInput(

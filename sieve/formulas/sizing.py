@@ -86,8 +86,9 @@ def kv_pages(
         ("kv_bytes_per_element", kv_bytes_per_element), ("page_tokens", page_tokens),
     ):  # fmt: skip
         _require_positive(name, value)
-    if not bool(np.all(np.asarray(weight_bytes, np.float64) >= 0)):
-        raise InvalidInput("weight_bytes must be 0 or more")
+    weights = np.asarray(weight_bytes, np.float64)
+    if not bool(np.all(weights >= 0)):
+        raise InvalidInput(f"weight_bytes is {weights.min():g}; it must be 0 or more")
     budget = np.asarray(utilisation, np.float64) * np.asarray(card_bytes, np.float64)
     ranks = np.asarray(tp, np.int64) * np.asarray(pp, np.int64)
     shard = np.asarray(weight_bytes, np.float64) / ranks

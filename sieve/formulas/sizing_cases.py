@@ -59,7 +59,7 @@ def prefill_share(given: Fields) -> Outputs:
     """Return the share of prompt tokens among all tokens (9.1)."""
     isl, osl = given.number("isl", low=0), given.number("osl", low=0)
     if isl + osl <= 0:
-        raise InvalidInput("isl, osl: both are 0, so there is no share")
+        raise InvalidInput("isl, osl: both are 0, so there is no share; one must be above 0")
     # Not isl / (isl + osl): the sum may leave double precision.
     return {"share": 0.0 if isl == 0 else 1.0 / (1.0 + osl / isl)}
 
@@ -72,7 +72,7 @@ def token_budget(given: Fields) -> Outputs:
     if per_request < 1:
         raise InvalidInput(
             f"max_num_batched_tokens: {budget} leave less than one token to each of "
-            f"{concurrency} requests"
+            f"{concurrency} requests; raise it or lower the concurrency"
         )
     return {"per_request": per_request, "chunks": -(-given.whole("prompt") // per_request)}
 
@@ -150,7 +150,9 @@ def max_batch(given: Fields) -> Outputs:
             "memory bounds no batch"
         )
     if (bandwidth * (slo + overhead) + weights) / kv_read > MAX_WHOLE:
-        raise InvalidInput("kv_read_bytes_per_seq: so small that the batch passes 2**53")
+        raise InvalidInput(
+            "kv_read_bytes_per_seq: so small that the batch passes 2**53; give bytes"
+        )
     limits = sizing.max_batch(
         usable_pages=given.whole("usable_pages", low=0),
         page_tokens=given.whole("page_tokens"),
@@ -282,7 +284,9 @@ def verdict(given: Fields) -> Outputs:
 def _target(targets: Fields, name: str) -> tuple[str, float]:
     value, path = targets.raw(name), targets.where(name)
     if not isinstance(value, list | tuple) or len(value) != 2 or value[0] not in ("min", "max"):
-        raise InvalidInput(f'{path}: expected ["min", value] or ["max", value]')
+        raise InvalidInput(
+            f'{path}: found {repr(value)[:60]}, expected ["min", value] or ["max", value]'
+        )
     return value[0], number(value[1], f"{path}[1]")
 
 
@@ -319,7 +323,7 @@ def _unique_ids(rows: list[Fields]) -> list[str | int]:
     seen: set[str | int] = set()
     for row, item in zip(rows, ids, strict=True):
         if item in seen:
-            raise InvalidInput(f"{row.where('id')}: {item!r} stands twice")
+            raise InvalidInput(f"{row.where('id')}: {item!r} stands twice; ids must differ")
         seen.add(item)
     return ids
 

@@ -171,12 +171,14 @@ def pages_within_range(
         InvalidInput: a page of too many values, too many pages or ranks.
     """
     if 2 * page_tokens * head_dim * kv_layers * kv_heads > MAX_WHOLE:
-        raise InvalidInput("kv_layers, kv_heads, head_dim, page_tokens: a page beyond 2**53 values")
+        raise InvalidInput(
+            "kv_layers, kv_heads, head_dim, page_tokens: a page beyond 2**53 values; give less"
+        )
     if float(np.max(tp)) * float(np.max(pp)) > MAX_WHOLE:
-        raise InvalidInput("tp, pp: more than 2**53 ranks")
+        raise InvalidInput("tp, pp: more than 2**53 ranks; give fewer")
     smallest_page = 2 * page_tokens * head_dim * float(np.min(kv_bytes_per_element))
     if float(np.max(card_bytes)) > MAX_WHOLE * smallest_page:
-        raise InvalidInput("card_bytes: holds more than 2**53 pages")
+        raise InvalidInput("card_bytes: holds more than 2**53 pages; give less, or larger pages")
     return sizing.kv_pages(
         card_bytes=card_bytes, weight_bytes=weight_bytes, kv_layers=kv_layers, kv_heads=kv_heads,
         head_dim=head_dim, kv_bytes_per_element=kv_bytes_per_element, tp=tp, pp=pp,

@@ -60,7 +60,9 @@ def tracking(given: Fields) -> Outputs:
     rows = list(zip(predicted, measured, durations, strict=True))
     total = math.fsum(m * d for _, m, d in rows)
     if total <= 0:
-        raise InvalidInput("measured: all values are 0, so no error can be a share of them")
+        raise InvalidInput(
+            "measured: all values are 0, so no error can be a share; give one above 0"
+        )
     mean_error = math.fsum((p - m) * d for p, m, d in rows) / total
     wape = math.fsum(abs(p - m) * d for p, m, d in rows) / total
     relative = [abs(p - m) / m for p, m, _ in rows if m > 0]

@@ -49,7 +49,10 @@ def active_context(inputs: Mapping[str, Any]) -> dict[str, Any]:
             raise InvalidInput(f"{name} has {len(values)} entries; expected [prompt, generated]")
         prompt, generated = (checked.finite(value, name) for value in values)
         if prompt <= 0 or generated < 0:
-            raise InvalidInput(f"{name}: a prompt is above 0 tokens, what was generated 0 or more")
+            raise InvalidInput(
+                f"{name} is [{prompt:g}, {generated:g}]; a prompt is above 0 tokens, what was "
+                "generated 0 or more"
+            )
         total += prompt + generated
     checked.ensure_finite({"active_context": total})
     return {"active_context": total}
@@ -154,7 +157,9 @@ def bca(inputs: Mapping[str, Any]) -> dict[str, Any]:
 def _limit_s(inputs: Mapping[str, Any]) -> float:
     given = [key for key in ("slo_s", "slo_factor") if inputs.get(key) is not None]
     if len(given) != 1:
-        raise InvalidInput("give either slo_s or slo_factor")
+        raise InvalidInput(
+            f"found {' and '.join(given) or 'neither'}; give either slo_s or slo_factor"
+        )
     if given == ["slo_s"]:
         return float(checked.positive(inputs, "slo_s"))
     return _slo_s(inputs, checked.positive(inputs, "slo_factor"), inputs.get("slo_reference"))
@@ -163,7 +168,8 @@ def _limit_s(inputs: Mapping[str, Any]) -> float:
 def _candidates(inputs: Mapping[str, Any], bound: float) -> list[int]:
     """Return the batches to look at, rising; of a range only up to just above the closed form."""
     if (inputs.get("candidates") is None) == (inputs.get("b_max") is None):
-        raise InvalidInput("give either b_max or candidates")
+        found = "both" if inputs.get("b_max") is not None else "neither"
+        raise InvalidInput(f"found {found}; give either b_max or candidates")
     if inputs.get("b_max") is None:
         values = checked.sequence(inputs, "candidates")
         names = [f"candidates[{i}]" for i in range(len(values))]

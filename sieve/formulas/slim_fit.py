@@ -157,7 +157,10 @@ def fit(inputs: Mapping[str, Any]) -> dict[str, Any]:
         row = checked.as_mapping(item, f"observations[{i}]")
         name = row.get("model")
         if not isinstance(name, str) or name not in models:
-            raise InvalidInput(f"observations[{i}]: model {name!r} is not in models")
+            known = ", ".join(sorted(models)[:8]) or "none"
+            raise InvalidInput(
+                f"observations[{i}]: model {str(name)[:80]!r} is not in models; there are: {known}"
+            )
         values = [checked.positive(row, key) for key in ("IL", "OL", "B", "throughput")]
         rows.append(Observation(models[name], *values))
     result = fit_observations(rows, hardware, read_variant(inputs.get("variant", PRINTED)))
@@ -188,17 +191,19 @@ def fit_observations(
         InvalidInput: no observation, or numbers beyond double precision.
     """
     if not rows:
-        raise InvalidInput("there is no observation to fit")
+        raise InvalidInput("there is no observation to fit; give one or more")
     terms = _Terms.of(rows, hardware, variant)
     columns = (terms.prefill, terms.width, terms.cache, terms.measured_s)
     if not all(np.all(np.isfinite(column)) for column in columns):
-        raise InvalidInput("the observations are beyond double precision")
+        raise InvalidInput("the observations are beyond double precision; check their units")
     with np.errstate(all="ignore"):
         best = _minimum(terms)
         errors = terms.residuals(best)
         rank = _rank(terms, best)
     if not np.all(np.isfinite(errors)):
-        raise InvalidInput("no parameters within their limits describe the observations")
+        raise InvalidInput(
+            "no parameters within their limits describe the observations; check their units"
+        )
     eta_c, eta_m, alpha, gamma, offset, t_fixed = (
         min(max(v, low), high)
         for v, (low, high) in zip(np.exp(best).tolist(), _BOUNDS.values(), strict=True)
@@ -274,7 +279,7 @@ def _linear_start(terms: _Terms, offset: float) -> Floats:
     design /= terms.measured_s[:, None]
     scale = np.linalg.norm(design, axis=0)
     if not np.all(np.isfinite(scale) & (scale > 0)):
-        raise InvalidInput("the observations are beyond double precision")
+        raise InvalidInput("the observations are beyond double precision; check their units")
     from scipy.optimize import nnls  # late: slow to import
 
     weights = nnls(design / scale, np.ones(len(both)), maxiter=500)[0] / scale

@@ -53,9 +53,12 @@ def knee_index(batches: Sequence[float], rates: Sequence[float]) -> int:
             "more"
         )
     if any(b <= a for a, b in pairwise(batches)):
-        raise InvalidInput("B must rise from point to point")
+        raise InvalidInput("B must rise from point to point; sort the points, each batch once")
     if rates[0] == rates[-1]:
-        raise InvalidInput("throughput ends where it starts; such a curve has no knee")
+        raise InvalidInput(
+            f"throughput ends where it starts, at {rates[0]:g}; such a curve has no knee: give "
+            "one that rises"
+        )
     width, height = batches[-1] - batches[0], rates[-1] - rates[0]
     best, found = 0.0, 0
     for i, (b, t) in enumerate(zip(batches, rates, strict=True)):
@@ -91,7 +94,10 @@ def split(inputs: Mapping[str, Any]) -> dict[str, Any]:
         raise InvalidInput(f"scenario is {str(scenario)[:40]!r}; it is one of: {names}")
     if not train or not validate:
         side = "validation" if train else "training"
-        raise InvalidInput(f"the {side} side of scenario {scenario} is empty")
+        raise InvalidInput(
+            f"the {side} side of scenario {scenario} is empty; give observations for it, or take "
+            "another scenario"
+        )
     return {"train": train, "validate": validate}
 
 

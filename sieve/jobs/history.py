@@ -97,7 +97,9 @@ class History:
         try:
             return self._connection.execute(statement, values).fetchall()
         except sqlite3.Error as error:
-            raise ResultError(f"{self.path}: {error}") from None
+            raise ResultError(
+                f"{self.path}: cannot be used: {error}; check the disk, or restore the file"
+            ) from None
 
     def _read(self, text: Any) -> dict[str, Any]:
         try:
@@ -146,7 +148,9 @@ def read_history(folder: Path) -> list[dict[str, Any]]:
     """
     path = folder / FILE
     if not path.is_file():
-        raise ResultError(f"{folder}: no history here ({FILE} is missing)")
+        raise ResultError(
+            f"{folder}: no history here ({FILE} is missing); `sieve nightly --history` begins one"
+        )
     connection = _connect(path, create=False)
     try:
         return History(connection, path).rows()

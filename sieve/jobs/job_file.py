@@ -105,7 +105,7 @@ def _read(path: Path) -> str:
             raise _fault(path, "", f"larger than {MAX_FILE_BYTES:,} bytes; split the file")
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise _fault(path, "", f"not UTF-8 text (byte {error.start})") from None
+        raise _fault(path, "", f"not UTF-8 text (byte {error.start}); save it so") from None
     except OSError as error:
         raise _fault(path, "", f"cannot be read: {error.strerror}") from None
 
@@ -206,7 +206,7 @@ def _check_header(header: list[str], source: str, line: int) -> None:
     known, seen = list(columns()), set[str]()
     for name in header:
         if name in seen:
-            raise _fault(source, f"column {name!r}", "is there twice", line)
+            raise _fault(source, f"column {name!r}", "is there twice; keep one", line)
         seen.add(name)
         if name.split(".")[0] in _OPEN or name in known:
             continue
@@ -244,7 +244,12 @@ def _row_entry(header: list[str], row: list[str], source: str, line: int) -> dic
         for part in parents:
             target = target.setdefault(part, {}) if isinstance(target, dict) else None
         if not isinstance(target, dict):
-            raise _fault(source, f"column {name!r}", f"{'.'.join(parents)} has a value too", line)
+            raise _fault(
+                source,
+                f"column {name!r}",
+                f"{'.'.join(parents)} has a value too; keep one of them",
+                line,
+            )
         target[last] = value
     return entry
 

@@ -249,7 +249,8 @@ def _import_ray() -> Any:
         import ray
     except ImportError:
         raise SieveError(
-            "Ray is not installed; run `pip install 'sieve-sizing[ray]'`, or use --executor local"
+            "Ray is not installed; run `pip install 'sieve-sizing[ray]'` (in a checkout: '.[ray]') "
+            "or use --executor local"
         ) from None
     return ray
 

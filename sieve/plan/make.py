@@ -12,7 +12,7 @@ import numpy as np
 from sieve.errors import ExportError, InvalidInput
 from sieve.export.bench import level_text
 from sieve.export.deployment import Deployment
-from sieve.export.placeholders import found_in
+from sieve.export.placeholders import found_in, variables_in
 from sieve.export.vllm_serve import WRITTEN_FOR, needs_checkpoint
 from sieve.export.yaml_text import write_json
 from sieve.plan.choose import Choice, Run, choose
@@ -88,7 +88,9 @@ def make_plan(run: Path, *, top: int = DEFAULT_TOP, model: str | None = None) ->
         made, left_out[key] = candidate_files(bench, expectations[key], fleet.gpus_per_node)
         files |= {f"{_FOLDER}/{key}/{name}": text for name, text in made.items()}
     files |= {f"{_FOLDER}/{name}": t for name, t in sweep_files(list(benches.values())).items()}
-    runs = [_run(i, run, expectations[run.candidate_id]) for i, run in enumerate(choice.runs, 1)]
+    runs = [
+        _run(i, run, expectations[run.candidate_id], files) for i, run in enumerate(choice.runs, 1)
+    ]
     data: dict[str, Any] = {
         **_head(facts),
         "notes": [*choice.notes, *_notes(facts, choice)],
@@ -189,12 +191,15 @@ def _candidate(
     }
 
 
-def _run(number: int, run: Run, expectation: Mapping[str, Any]) -> dict[str, Any]:
+def _run(
+    number: int, run: Run, expectation: Mapping[str, Any], files: Mapping[str, str]
+) -> dict[str, Any]:
     at = at_level(expectation, run.level)
 
     def times(value: float | None) -> float | None:
         return None if value is None else value * run.num_runs
 
+    serve = f"{_FOLDER}/{run.candidate_id}/serve.sh"
     return {
         "number": number,
         "candidate_id": run.candidate_id,
@@ -206,7 +211,8 @@ def _run(number: int, run: Run, expectation: Mapping[str, Any]) -> dict[str, Any
         "gpu_hours": times(at["gpu_hours"]),
         "usd": times(at["usd"]),
         "reasons": run.reasons,
-        "serve": f"{_FOLDER}/{run.candidate_id}/serve.sh",
+        "serve": serve,
+        "serve_needs": variables_in(files[serve]),
         "bench": ["bash", f"{_FOLDER}/{run.candidate_id}/bench.sh", level_text(run.level)],
     }
 

@@ -26,11 +26,19 @@ def page(data: Mapping[str, Any]) -> str:
         "|--:|---|--:|--:|--:|--:|--:|--:|---|",
         *(_row(run) for run in data["runs"]),
         "",
-        "Start the engines with the candidate's `serve.sh` or one of its `manifests/`, then run "
-        "the benchmark; compare with `expected.json`.",
+        "Copy this run's folder to the machines with the GPUs and vLLM, and work from there. Start "
+        "the engines with the candidate's `serve.sh` or one of its `manifests/`, then run the "
+        "benchmark; compare with `expected.json`.",
         "",
         "```sh",
         *(f"BASE_URL=http://HOST:8000 {shlex.join(run['bench'])}" for run in data["runs"]),
+        "```",
+        "",
+        "Bring the results back to this machine and let predictions learn from them:",
+        "",
+        "```sh",
+        "sieve calibrate results/*.json --run . --into calibration.json",
+        "sieve run SPEC --calibration calibration.json",
         "```",
         "",
         "## Candidates",

@@ -108,4 +108,7 @@ def print_check(checked: Mapping[str, Any]) -> None:
     out = console()
     _print_faults(out, [row["error"] for row in checked["jobs"] if row["error"] is not None])
     good = checked["num_jobs"] - checked["num_bad"]
-    out.print(f"{count(good)} of {count(checked['num_jobs'])} jobs can run")
+    out.print(
+        f"{count(good)} of {count(checked['num_jobs'])} jobs can run; models, GPUs and traffic are "
+        "looked up when they do"
+    )

@@ -15,7 +15,6 @@ from sieve.report.format import (
     limit_text,
     number,
     seconds,
-    share,
     short_deployment,
     whole_share,
 )
@@ -77,9 +76,9 @@ def _few(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 10 or value == round(value) else f"{value:.2g}"
 
 
-def ledgers(ranking: Sequence[Row], candidates: pl.DataFrame) -> list[dict[str, Any]]:
-    """Return one memory bar for each different ledger of the ranking, the leader's first."""
-    out: list[dict[str, Any]] = []
+def ledgers(ranking: Sequence[Row], candidates: pl.DataFrame) -> str:
+    """Return a chart with a bar for each different ledger of the ranking, the leader's first."""
+    out: list[charts.Bar] = []
     seen = set()
     for entry in ranking[:MAX_RANKED]:
         row = leader.row_of(candidates, entry.get("candidate_id"))
@@ -93,16 +92,10 @@ def ledgers(ranking: Sequence[Row], candidates: pl.DataFrame) -> list[dict[str, 
             charts.Part(css, max(values[k] or 0.0, 0.0) / total, f"{name} {gib(values[k])}")
             for k, (css, name) in _MEMORY.items()
         ]
-        words = ", ".join(part.label for part in parts)
-        out.append(
-            {
-                "words": short_deployment(entry),
-                "text": f"{words}; {count(row.get('kv_tokens'))} tokens of cache a replica",
-                "share": share((values["kv_bytes_per_gpu"] or 0.0) / total),
-                "usable": limit_text(total, "bytes"),
-                "bar": charts.stacked_bar(words, parts),
-            }
-        )
+        note = ", ".join(part.label.removesuffix(" GiB") for part in parts)
+        note += f" GiB = {count(row.get('kv_tokens'))} tokens"
+        label = f"{short_deployment(entry)}: {limit_text(total, 'bytes')} a GPU"
+        out.append(charts.Bar(label, parts, note))
         if len(out) == MAX_SHAPES:
             break
-    return out
+    return charts.bar_chart("memory-ledgers", "Memory of one GPU", out, list(_MEMORY.values()))

@@ -17,6 +17,8 @@ from sieve.report import svg
 from sieve.report.svg import Format
 
 _FEW: Final = 8
+_BAR_WORDS: Final = 66
+"""Most letters of a line beside a bar: a phone shows them larger, and they must still fit."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,15 @@ class Part:
     css: str
     share: float
     label: str
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A bar of parts side by side, with words above and below it."""
+
+    label: str
+    parts: Sequence[Part]
+    note: str = ""
 
 
 def interval_chart(
@@ -266,21 +277,59 @@ def time_chart(
     return svg.picture(key, title, desc, height, out)
 
 
-def stacked_bar(label: str, parts: Sequence[Part]) -> Markup:
-    """Return one bar of parts side by side; shares are of the whole length."""
+def bar_chart(
+    key: str, title: str, rows: Sequence[Bar], legend: Sequence[tuple[str, str]]
+) -> Markup:
+    """Return stacked bars of one length below each other, each between its words.
+
+    Args:
+        key: unique id of the chart in its page.
+        title: what it shows.
+        rows: bars from the top down; the shares of a bar are of its whole length.
+        legend: style class and name of each kind of part.
+    """
+    if not rows:
+        return Markup("")
+    left, width = 4.0, svg.WIDTH - 8
+    out: list[Markup] = []
+    at = left
+    for css, name in legend:
+        out.append(svg.element("rect", x=at, y=4.0, width=11.0, height=11.0, class_=css))
+        out.append(svg.label(at + 16, 14, name, "tick", "start"))
+        at += 34 + 6.6 * len(name)
+    y = 24.0
+    for row in rows:
+        out.append(svg.label(left, y + 14, svg.short(row.label, _BAR_WORDS), "label", "start"))
+        empty = svg.element("rect", x=left, y=y + 21, width=width, height=12.0, class_="empty")
+        out += [empty, *_parts(row.parts, left, y + 21, width, 12.0)]
+        if row.note:
+            out.append(svg.label(left, y + 46, svg.short(row.note, _BAR_WORDS), "tick", "start"))
+        y += 54 if row.note else 40
+    desc = "; ".join(f"{r.label}: {r.note or ', '.join(p.label for p in r.parts)}" for r in rows)
+    return svg.picture(key, title, desc, y + 4, out)
+
+
+def _parts(
+    parts: Sequence[Part], left: float, top: float, length: float, height: float
+) -> list[Markup]:
+    """Return the parts of a bar from `left` on, none beyond its length."""
     out, at = [], 0.0
     for part in parts:
-        width = 100 * part.share if math.isfinite(part.share) else 0.0
-        width = max(0.0, min(width, 100 - at))
+        width = length * part.share if math.isfinite(part.share) else 0.0
+        width = max(0.0, min(width, length - at))
         if width > 0:
             tip = svg.element("title", escape(part.label))
-            out.append(
-                svg.element("rect", tip, x=at, y=0.0, width=width, height=10.0, class_=part.css)
-            )
+            size = {"x": left + at, "y": top, "width": width, "height": height}
+            out.append(svg.element("rect", tip, **size, class_=part.css))
         at += width
+    return out
+
+
+def stacked_bar(label: str, parts: Sequence[Part]) -> Markup:
+    """Return one bar of parts side by side; shares are of the whole length."""
     return svg.element(
         "svg",
-        *out,
+        *_parts(parts, 0.0, 0.0, 100.0, 10.0),
         viewBox="0 0 100 10",
         preserveAspectRatio="none",
         class_="bar",

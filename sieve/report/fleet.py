@@ -87,7 +87,7 @@ def print_levels(data: Row) -> None:
             "neither_holds": "misses, as the next does",
         }[change["because"]]
         out.print(f"From load {change['level']:.2f} {change['from_id']} {why}: {words}.",
-                  soft_wrap=True, markup=False)  # fmt: skip
+                  markup=False)  # fmt: skip
     if not data["changes"]:
         out.print("One winner at every load level.")
 

@@ -85,7 +85,7 @@ def load(
         "legend": [(charts.line_sample(i), name) for i, name in enumerate(names)],
         "tied": len(tied),
         "breaks": [objectives.break_point(t, m, levels) for t, m in objectives.limits(texts)],
-        "rows": [_level_row(r) for r in levels[:MAX_LEVELS]],
+        "rows": [_level_row(r, _arriving(result)) for r in levels[:MAX_LEVELS]],
     }
 
 
@@ -110,18 +110,37 @@ def _level_cell(row: Row, metric: str) -> dict[str, str]:
     return {"name": metric_name(metric), "mid": mid, "range": around}
 
 
-def _level_row(row: Row) -> dict[str, Any]:
+def _arriving(result: Mapping[str, Any]) -> float | None:
+    """Return the requests per second that arrive at load 1, None where the spec names none."""
+    traffic = (result.get("spec") or {}).get("traffic")
+    return number(traffic.get("rate_per_s")) if isinstance(traffic, Mapping) else None
+
+
+def _level_row(row: Row, arriving: float | None) -> dict[str, Any]:
     shown = ("ttft_p99_s", "tpot_p99_s", "e2e_p99_s", "slo_attainment")
-    growth = number(row.get("queue_growth"))
     return {
         "level": svg.plain_level(float(row["level"])),
         "rate": plain(row.get("requests_per_s")),
+        "of": "" if arriving is None else f"of {plain(arriving * float(row['level']))} arriving",
         "cells": [_level_cell(row, m) for m in shown],
         "batch": plain(row.get("mean_batch")),
         "kv": whole_share(row.get("peak_kv_usage")),
         "evidence": str(row.get("evidence") or UNKNOWN),
-        "queue": "unknown" if growth is None else "steady" if growth <= 0 else "grows",
+        "queue": _queue(row),
     }
+
+
+def _queue(row: Row) -> str:
+    """Return whether the queue grows without bound; one that does not may still be long."""
+    growth = number(row.get("queue_growth"))
+    if growth is None:
+        return UNKNOWN
+    first = axis_format("ttft_p50_s")
+    half = number(row.get("ttft_p50_s"))
+    wait = "" if half is None else f"; half wait {first(half)} or more for a first token"
+    if growth <= 0:
+        return f"no unbounded growth seen in this trace{wait}"
+    return f"grows without bound, by {growth:.2g} s of wait a second{wait}"
 
 
 def memory(row: Row) -> dict[str, Any] | None:
@@ -135,14 +154,9 @@ def memory(row: Row) -> dict[str, Any] | None:
     usable = sum(v for v in values.values() if v is not None)
     if not row or usable <= 0:
         return None
-    parts = [
-        charts.Part(css, max(values[k] or 0.0, 0.0) / usable, f"{name}: {gib(values[k])}")
-        for k, (css, name) in names.items()
-    ]
     limit = row.get("batch_limit")
     used = number(row.get("gpu_memory_utilization"))
     return {
-        "bar": charts.stacked_bar("; ".join(p.label for p in parts), parts),
         "rows": [
             {
                 "css": css,

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from sieve.report.terminal import console
+
+_BLANK: Final = "FILL_IN"
 
 
 def print_plan(data: Mapping[str, Any], run: Path) -> None:
@@ -19,6 +22,7 @@ def print_plan(data: Mapping[str, Any], run: Path) -> None:
     for note in data["notes"]:
         out.print(escape(note))
     if not data["runs"]:
+        _next(out, ["sieve", "explain", str(run)])
         return
     table = Table(title="Benchmarks, in order", title_justify="left", box=None, pad_edge=False)
     for name in ("#", "load", "min", "GPU-h", "USD"):
@@ -42,11 +46,20 @@ def print_plan(data: Mapping[str, Any], run: Path) -> None:
         f"{_number(totals['gpu_hours'])} GPU-hours, {_number(totals['usd'])} USD"
     )
     for name, text in data["placeholders"].items():
-        out.print(f"To fill in: {name}: {text}", markup=False)
+        where = "in manifests/" if name.startswith("REPLACE_ME_") else "for serve.sh"
+        out.print(f"To fill in {where}: {name}: {text}", markup=False)
     first = data["runs"][0]
     out.print(f"Plan    {run / 'plan' / 'plan.md'}", soft_wrap=True, markup=False)
-    line = shlex.join(["bash", str(run / first["serve"])])
-    out.print(f"Next    {line}", soft_wrap=True, markup=False)
+    out.print("First   copy the run's folder to the machine that has the GPUs and vLLM")
+    needed = first["serve_needs"]
+    if needed:
+        words = f"First   fill in {', '.join(needed)}; the next line starts with it"
+        out.print(words, markup=False)
+    _next(out, [*(f"{name}={_BLANK}" for name in needed), "bash", str(run / first["serve"])])
+
+
+def _next(out: Console, words: Sequence[str]) -> None:
+    out.print(f"Next    {shlex.join(words)}", soft_wrap=True, markup=False)
 
 
 def _minutes(seconds: float | None) -> str:

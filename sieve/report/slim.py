@@ -52,7 +52,7 @@ def print_fit(document: Mapping[str, Any]) -> None:
     if data["num_skipped"]:
         out.print(f"Left out {count(data['num_skipped'])} rows:")
         for reason, number in data["skipped"].items():
-            out.print(f"  {count(number)}: {escape(reason)}", style="dim", soft_wrap=True)
+            out.print(f"  {count(number)}: {escape(reason)}", style="dim")
 
 
 def print_predictions(result: Mapping[str, Any]) -> None:
@@ -125,12 +125,12 @@ def _print_foot(out: Console, result: Mapping[str, Any]) -> None:
     out.print("Assumed")
     for entry in result["assumptions"]:
         line = f"  {entry['about']:<13} {escape(entry['text'])}"
-        out.print(line, style="dim", soft_wrap=True)
+        out.print(line, style="dim")
 
 
 def _print_warnings(out: Console, warnings: Sequence[str]) -> None:
     for text in warnings:
-        out.print(f"Warning: {escape(text)}", style="yellow", soft_wrap=True)
+        out.print(f"Warning: {escape(text)}", style="yellow")
 
 
 def _figure(value: float) -> str:

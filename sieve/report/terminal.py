@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from rich.console import Console
 from rich.markup import escape
@@ -49,11 +47,6 @@ from sieve.report.format import (
 )
 from sieve.report.objectives import check, limits
 from sieve.report.rejection import remedy
-from sieve.results import folder_of
-
-if TYPE_CHECKING:
-    from sieve.catalog.architecture import EngineProfile, Gpu
-    from sieve.catalog.models import ModelEntry
 
 MIN_WIDTH: Final = 80
 MAX_ROWS: Final = 10
@@ -133,8 +126,8 @@ def progress_bar(
         yield on_stage, progress, on_block
 
 
-def print_result(result: Mapping[str, Any], folder: Path | None) -> None:
-    """Print the funnel, the ranking, the answer, and where the report lies."""
+def print_result(result: Mapping[str, Any]) -> None:
+    """Print the funnel, the ranking and the answer."""
     out = console()
     out.print(_funnel(result["stages"]))
     if result["ranking"]:
@@ -149,14 +142,6 @@ def print_result(result: Mapping[str, Any], folder: Path | None) -> None:
         _print_misses(out, result["nearest_misses"])
     for line in level_lines(result.get("levels", [])):
         out.print(escape(line))
-    if folder is not None:
-        out.print(f"Report  {folder / 'report.html'}", soft_wrap=True, markup=False)
-        if result["ranking"]:
-            first = result["ranking"][0]["candidate_id"]
-            plans = str(folder_of(folder, result, result["ranking"][0].get("model")))
-            for words in (["explain", str(folder), first], ["plan", plans]):
-                line = shlex.join(["sieve", *words])
-                out.print(f"Next    {line}", soft_wrap=True, markup=False)
 
 
 def _funnel(stages: Sequence[Mapping[str, Any]]) -> Table:
@@ -312,8 +297,7 @@ def print_dry_run(counts: Mapping[str, Any]) -> None:
     if counts.get("sampled"):
         out.print(
             f"Estimated from {count(counts['sampled'])} combinations; stages 1 to 4 over all take "
-            f"about {duration(counts['search_s'])} here",
-            soft_wrap=True,
+            f"about {duration(counts['search_s'])} here"
         )
         return
     out.print(
@@ -330,7 +314,6 @@ def print_exhaustive(cost: Mapping[str, Any], num_replays: int) -> None:
             f"Exhaustive: {count(cost['num_replays'])} replays of all {count(number)} survivors "
             f"take about {duration(cost['estimated_s'])} here; --exhaustive, or "
             f"shortlist.exhaustive_below: {number}",
-            soft_wrap=True,
             markup=False,
         )
 
@@ -375,7 +358,10 @@ def _print_rejection(out: Console, row: Mapping[str, Any]) -> None:
     if row["stage"] == 1:  # the two numbers of a rule, exact: they may be about divisors
         found = f"{row['observed']:,.10g} against {row['limit']:,.10g}"
     else:
-        found = f"found {quantity(row['observed'], unit)}, limit {limit_text(row['limit'], unit)}"
+        words = unit.removeprefix("bytes").strip()  # said once, behind both numbers
+        ends = (quantity(row["observed"], unit), limit_text(row["limit"], unit))
+        observed, limit = (end.removesuffix(words).rstrip() for end in ends)
+        found = f"found {observed}, limit {limit}"
     out.print(f"  {found} ({unit})", markup=False)
     if words := remedy(row):
         out.print(f"  would change it: {words}", markup=False)
@@ -408,89 +394,3 @@ def _levels(rows: Sequence[Mapping[str, Any]]) -> Table:
             share(row["peak_kv_usage"]),
         )
     return table
-
-
-def print_models(entries: Sequence[ModelEntry]) -> None:
-    """Print the model catalogue."""
-    table = Table(box=None, pad_edge=False)
-    table.add_column("model", overflow="fold")
-    table.add_column("params", justify="right")
-    table.add_column("active", justify="right")
-    table.add_column("weights")
-    table.add_column("note", overflow="fold")
-    for entry in entries:
-        kind = "by roofline" if entry.handled else "not yet"
-        note = [f"{kind}: {entry.reason}"] if entry.reason else []
-        note += [] if entry.verified else ["facts assumed"]
-        table.add_row(
-            escape(entry.name),
-            _billions(entry.params),
-            _billions(entry.active_params),
-            entry.checkpoint_dtype,
-            escape("; ".join(note)),
-        )
-    out = console()
-    out.print(table)
-    handled = sum(entry.handled for entry in entries)
-    out.print(f"{handled} of {len(entries)} can be sized; a path to a config.json works too.")
-
-
-def _billions(params: float | None) -> str:
-    return "-" if params is None else f"{params / 1e9:.1f}B"
-
-
-def print_gpus(entries: Sequence[Gpu]) -> None:
-    """Print the GPU catalogue."""
-    table = Table(box=None, pad_edge=False)
-    table.add_column("GPU")
-    for name in ("memory", "TB/s", "BF16", "FP8", "USD/h"):
-        table.add_column(name, justify="right")
-    table.add_column("kernels")
-    for gpu in entries:
-        table.add_row(
-            gpu.name,
-            gib(gpu.memory_bytes),
-            f"{gpu.mem_bw_bytes_per_s / 1e12:.2f}",
-            _tflops(gpu, "bf16"),
-            _tflops(gpu, "fp8"),
-            "-" if gpu.usd_per_gpu_hour is None else f"{gpu.usd_per_gpu_hour:.2f}",
-            "measured" if gpu.kernel_system else "roofline",
-        )
-    out = console()
-    out.print(table)
-    out.print("BF16 and FP8 in dense TFLOPS; prices are the middle of dated list ranges.")
-
-
-def _tflops(gpu: Gpu, mode: str) -> str:
-    rate = gpu.flops_per_s.get(mode)
-    return "-" if rate is None else f"{rate / 1e12:,.0f}"
-
-
-def print_engines(entries: Sequence[EngineProfile]) -> None:
-    """Print the engine profiles."""
-    table = Table(box=None, pad_edge=False)
-    table.add_column("engine")
-    table.add_column("validity rules", overflow="fold")
-    table.add_column("notes", overflow="fold")
-    for entry in entries:
-        name = f"{entry.name}=={entry.version}" if entry.version else entry.name
-        table.add_row(name, ", ".join(entry.rules), "; ".join(entry.notes))
-    out = console()
-    out.print(table)
-    out.print("Another version of an engine takes the nearest profile and says so.")
-
-
-def print_facts(facts: Mapping[str, Any]) -> None:
-    """Print one catalogue entry, a fact a line."""
-    out = console()
-    for key, value in facts.items():
-        if value is not None and value not in ("", (), [], {}):
-            out.print(f"{key:<26} {_fact(value)}", markup=False, soft_wrap=True)
-
-
-def _fact(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{k} {v}" for k, v in value.items())
-    if isinstance(value, tuple | list):
-        return "; ".join(str(v) for v in value)
-    return str(value)

@@ -98,6 +98,7 @@ def build(
         "ranking": _ranking(result),
         "charts": _charts(result, spec, texts),
         "funnel": _funnel(result),
+        "funnel_chart": _funnel_chart(result.get("stages") or []),
         "load": leader.load(result, simulations, levels, texts),
         "over_time": behaviour.over_time(timeline),
         "memory": leader.memory(leader.row_of(candidates, leader_id)),
@@ -317,11 +318,6 @@ def _funnel(result: Mapping[str, Any]) -> list[dict[str, Any]]:
         kept = number(stage.get("num_admitted")) or 0.0
         lost = number(stage.get("num_rejected")) or 0.0
         reasons = sorted((stage.get("reasons") or {}).items(), key=lambda r: (-r[1], r[0]))
-        total = max(num_in, 1.0)
-        bar = [
-            charts.Part("f-kept", kept / total, f"{count(kept)} admitted"),
-            charts.Part("f-lost", lost / total, f"{count(lost)} rejected"),
-        ]
         name = str(stage.get("name"))
         out.append(
             {
@@ -331,7 +327,6 @@ def _funnel(result: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "num_admitted": count(kept),
                 "num_rejected": count(lost),
                 "elapsed": seconds(stage.get("elapsed_s")),
-                "bar": charts.stacked_bar(f"{count(kept)} of {count(num_in)} admitted", bar),
                 "reasons": [
                     {"name": str(r), "count": count(n), "sentence": reason_sentence(str(r))}
                     for r, n in reasons
@@ -339,6 +334,27 @@ def _funnel(result: Mapping[str, Any]) -> list[dict[str, Any]]:
             }
         )
     return out
+
+
+def _funnel_chart(stages: Sequence[Row]) -> str:
+    """Return a bar a stage: what it kept of what came in, and why it rejected the rest."""
+    bars = []
+    for stage in stages:
+        num_in = number(stage.get("num_in")) or 0.0
+        kept = number(stage.get("num_admitted")) or 0.0
+        lost = number(stage.get("num_rejected")) or 0.0
+        reasons = sorted((stage.get("reasons") or {}).items(), key=lambda r: (-r[1], r[0]))
+        name = str(stage.get("name"))
+        parts = [
+            charts.Part("f-kept", kept / max(num_in, 1.0), f"{count(kept)} admitted"),
+            charts.Part("f-lost", lost / max(num_in, 1.0), f"{count(lost)} rejected"),
+        ]
+        label = f"{stage.get('number')}. {answer.STAGE_NAMES.get(name, name)}: "
+        label += f"{count(kept)} of {count(num_in)} admitted"
+        why = ", ".join(f"{reason} {count(n)}" for reason, n in reasons)
+        bars.append(charts.Bar(label, parts, f"rejected: {why}" if why else ""))
+    legend = (("f-kept", "admitted"), ("f-lost", "rejected"))
+    return charts.bar_chart("funnel-stages", "Candidates through the stages", bars, legend)
 
 
 def _misses(result: Mapping[str, Any], candidates: pl.DataFrame) -> list[dict[str, Any]]:

@@ -15,6 +15,15 @@ def preset_names() -> list[str]:
     return sorted(path.stem for path in data_folder("examples").glob("*.yaml"))
 
 
+def _instead(path: Path) -> str:
+    """Return what may have been meant by a path that is not there."""
+    if path.stem in preset_names():
+        return f"the shipped one is the preset {path.stem}"
+    beside = [other.name for other in path.parent.glob("*.yaml")] if exists(path.parent) else []
+    near = nearest_names(path.name, beside)
+    return f"beside it: {', '.join(near)}" if near else "check the path"
+
+
 def find_spec(source: str | Path) -> Path:
     """Return the path of a spec: the file itself, or the preset of that name where there is none.
 
@@ -22,8 +31,10 @@ def find_spec(source: str | Path) -> Path:
         SpecError: neither; the nearest presets are named.
     """
     path, name = Path(source), str(source)
-    if exists(path) or not re.fullmatch(r"[A-Za-z0-9_-]+", name):
+    if exists(path):
         return path
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
+        raise SpecError(name, [Fault("", f"no such run spec; {_instead(path)}")])
     shipped = data_folder("examples") / f"{name}.yaml"
     if shipped.is_file():
         return shipped

@@ -184,7 +184,7 @@ def _unpacked(stored: BinaryIO, kind: str, label: str) -> Any:
     except ImportError:
         raise TraceError(
             f"{label}: zstd, which needs Python 3.14 or the package zstandard; install "
-            "'sieve-sizing[zst]', or unpack the file first (zstd -d)"
+            "'sieve-sizing[zst]' (in a checkout: '.[zst]'), or unpack the file first (zstd -d)"
         ) from None
 
 

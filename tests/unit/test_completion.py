@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,11 +52,24 @@ def complete(line: str) -> tuple[list[str], float]:
         ("sieve fit m --gpu H200-S", ["H200-SXM-141GB"]),
         ("sieve bound m --gpu h200-s", ["h200-sxm-141gb"]),
         ("sieve check m --gpu L4 --engine ref", ["reference"]),
+        ("sieve fit m --weight-dtype fp", ["fp16", "fp8"]),
+        ("sieve bound m --kv-cache-dtype au", ["auto"]),
+        ("sieve batch jobs.yaml --executor r", ["ray"]),
+        ("sieve calibrate b.json --gpu H200-S", ["H200-SXM-141GB"]),
+        ("sieve trace inspect cha", ["chat"]),
+        ("sieve explain nowhere h", []),
         ("sieve run requests", []),  # then the shell offers files
     ],
 )
 def test_what_is_offered(line: str, offered: list[str]) -> None:
     assert complete(line)[0] == offered
+
+
+def test_the_candidates_of_a_run_are_offered(small_run: Any) -> None:
+    ranked = [row["candidate_id"] for row in small_run.data["ranking"]]
+    offered = complete(f"sieve explain {small_run.folder} h100-sxm-80gb.tp2")[0]
+    assert offered == [name for name in ranked if name.startswith("h100-sxm-80gb.tp2")]
+    assert offered
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b-instruct", "Llama-3.1-8B-Instruct"])

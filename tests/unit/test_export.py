@@ -154,7 +154,9 @@ def test_a_script_says_what_it_is() -> None:
     assert script.startswith("#!/usr/bin/env bash\n")
     assert script.endswith("\n")
     assert ROW["candidate_id"] in script
-    assert "One of 2 replicas on 8 x H100-SXM-80GB" in script
+    assert "One of 2 replicas, on 8 x H100-SXM-80GB" in script
+    alone = serve_script(ROW | {"replicas": 1}, "m", "bf16", "vllm")
+    assert "# The only replica, on 8 x H100-SXM-80GB." in alone
     assert "reference" not in script
     assert "engine: reference" in serve_script(ROW, "m", "bf16", "reference")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,9 @@ def test_advise_without_a_batch_has_its_own_code(params, tmp_path):
     args = ("advise", "facebook/opt-1.3b", "--params", params, "--isl", 128, "--osl", 256)
     text = call(*args, "--slo", "1 ms", "--plot", plot, code=NO_BATCH)
     assert "no_feasible_batch" in text
+    following = shlex.split(text.rstrip().splitlines()[-1].removeprefix("Next"))
+    assert following[:3] == ["sieve", "slim", "advise"]
+    assert json.loads(call(*following[2:], "--json"))["answer"]["B_cap"] >= 1
     assert json.loads(call(*args, "--slo", "1 ms", "--json", code=NO_BATCH))["answer"] == {
         "B_cap": None, "throughput": None, "e2e": None, "efficiency": None, "slo_s": 0.001,
         "state": "no_feasible_batch", "limit": "slo",

@@ -159,7 +159,10 @@ def _duration(file: str, data: Mapping[str, Any]) -> float | None:
         for tag in ("min_request_timestamp", "max_response_timestamp")
     )
     if last <= first:
-        raise ResultError(f"{file}: max_response_timestamp is not after min_request_timestamp")
+        raise ResultError(
+            f"{file}: max_response_timestamp, {last:.6f} s, is not after min_request_timestamp, "
+            f"{first:.6f} s: the file was edited or cut"
+        )
     return last - first
 
 
@@ -210,7 +213,9 @@ def read_requests(records: Sequence[Any], file: str, sha256: str) -> Result:
     for i, record in enumerate(records):
         where = f"{file}, line {i + 1}"
         if not is_request_record(record):
-            raise ResultError(f"{where}: expected an object with metadata and metrics")
+            raise ResultError(
+                f"{where}: found {shown(record)}, expected an object with metadata and metrics"
+            )
         metadata, metrics = record["metadata"], record["metrics"]
         if record.get("error") or not metrics:
             failed += 1
@@ -224,7 +229,7 @@ def read_requests(records: Sequence[Any], file: str, sha256: str) -> Result:
         if start is None or None in values.values() or lengths[1] is None:
             raise ResultError(
                 f"{where}: request_start_ns, {MARK}, request_latency, output_sequence_length "
-                "are needed"
+                "are needed; is this the whole line?"
             )
         rows.append((start * 1e-9, values[MARK], values["request_latency"], lengths[0] or 1.0,
                      lengths[1]))  # fmt: skip
@@ -268,5 +273,7 @@ def _value(where: str, metrics: Mapping[str, Any], tag: str) -> float | None:
         return value
     unit = str(found.get("unit", "")).lower()
     if unit not in _SECONDS:
-        raise ResultError(f"{where}: {tag}.unit: found {shown(found.get('unit'))}")
+        raise ResultError(
+            f"{where}: {tag}.unit: found {shown(found.get('unit'))}; allowed: {', '.join(_SECONDS)}"
+        )
     return value * _SECONDS[unit]

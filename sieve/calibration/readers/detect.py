@@ -68,7 +68,7 @@ def read_results(path: Path) -> list[Result]:
     documents = appended(body, file)
     if len(documents) == 1 and isinstance(documents[0], list):
         if not documents[0]:
-            raise ResultError(f"{file}: holds no result: the list is empty")
+            raise ResultError(f"{file}: the list is empty; expected {KNOWN}")
         return read_bench(documents[0], file, sha256, "vllm_sweep")
     first: Any = documents[0]
     if is_request_record(first):

@@ -65,7 +65,7 @@ def _result(report: Mapping[str, Any], entry: Any, file: str, where: str, sha256
     label = f"{file}, {where}"
     metrics = entry.get("metrics") if isinstance(entry, dict) else None
     if not isinstance(metrics, dict):
-        raise ResultError(f"{label}: metrics is missing or no object")
+        raise ResultError(f"{label}: metrics is missing or no object; is this the whole report?")
     measured: dict[str, float] = {}
     for name, (metric, scale) in _TIMES.items():
         for statistic, value in _summary(label, metrics, name).items():

@@ -265,7 +265,7 @@ def _tokens_per_pass(inputs: Mapping[str, Any], gamma: int) -> float:
     from_alpha = None if inputs.get("alpha") is None else accepted(_acceptance(inputs), gamma)
     if inputs.get("rho") is None:
         if from_alpha is None:
-            raise InvalidInput("alpha or rho is missing")
+            raise InvalidInput("alpha or rho is missing; give one of them")
         return from_alpha
     given = positive(inputs, "rho")
     if not (at_least(given, 1.0) and at_least(gamma + 1.0, given)):

@@ -126,7 +126,7 @@ def _given(inputs: Mapping[str, Any], key: str, default: Any) -> Any:
     if value is not None:
         return value
     if default is NEEDED:
-        raise InvalidInput(f"{key} is missing")
+        raise InvalidInput(f"{key} is missing; give it among the inputs")
     return default
 
 

@@ -129,16 +129,18 @@ class Model:
     def reserved_at(self, length: float) -> float:
         """Return K_a, the memory of one session of this length; never 0."""
         if self.reserved is None:
-            raise InvalidInput("model.kv_alloc is missing")
+            raise InvalidInput("model.kv_alloc is missing; give the cache that a token takes")
         size = self.reserved.at(length)
         if size <= 0:
-            raise InvalidInput("model.kv_alloc takes no memory, so the batch would be unbounded")
+            raise InvalidInput(
+                f"model.kv_alloc takes {size:g} bytes, so the batch would be unbounded; give more"
+            )
         return size
 
     def read_layout(self) -> Layout:
         """Return the cache that a step reads."""
         if self.read is None:
-            raise InvalidInput("model.kv_read is missing")
+            raise InvalidInput("model.kv_read is missing; give the cache that a step reads")
         return self.read
 
     def multiplied(self) -> float:

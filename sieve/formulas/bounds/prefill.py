@@ -148,7 +148,10 @@ def prefill_best(inputs: Mapping[str, Any]) -> dict[str, Any]:
 def _stored(model: Model, length: int) -> float:
     size = model.write_per_token * length
     if size <= 0:
-        raise InvalidInput("kv_gate is 'store' and kv_write_per_token 0: no memory per session")
+        raise InvalidInput(
+            "kv_gate is 'store' and kv_write_per_token 0: no memory per session; give more, or "
+            "another kv_gate"
+        )
     return size
 
 

@@ -50,13 +50,16 @@ def _rates(
 ) -> tuple[FloatArray, FloatArray]:
     """Return the lengths that fit and their ceilings."""
     if model.reserved is None:
-        raise InvalidInput("model.kv_alloc is missing")
+        raise InvalidInput("model.kv_alloc is missing; give the cache that a token takes")
     if rates.linear is None or rates.attention is None:
-        raise InvalidInput("F_linear and F_attention are missing")
+        raise InvalidInput("F_linear or F_attention is missing; give both rates")
     session = layout_array(model.reserved, lengths)
     if batch is None:
         if session[0] <= 0:
-            raise InvalidInput("model.kv_alloc takes no memory, so the batch would be unbounded")
+            raise InvalidInput(
+                f"model.kv_alloc takes {session[0]:g} bytes, so the batch would be unbounded; "
+                "give more"
+            )
         batches = gfloor_array(margin / session).astype(np.float64)
         fits = batches >= 1
     else:

@@ -164,6 +164,7 @@ def test_a_dry_run_checks_and_writes_nothing(tmp_path, jobs_file, monkeypatch, c
     assert sorted(tmp_path.rglob("*")) == before
     code, out, _ = call(monkeypatch, capsys, "batch", path, "--dry-run")
     assert "3 of 4 jobs can run" in out
+    assert out.splitlines()[-1].endswith("--dry-run")
 
 
 def test_the_table_fits_80_columns(tmp_path, jobs_file, monkeypatch, capsys):

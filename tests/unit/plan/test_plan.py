@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -232,9 +233,16 @@ def test_the_command_prints_a_table_and_json(folders: dict[str, Path]) -> None:
     shown = invoke(str(folders["small"]))
     assert shown.exit_code == 0
     assert "GPU-hours" in shown.stdout
-    assert "Next" in shown.stdout
+    *_, first, last_line = shown.stdout.splitlines()
+    assert first == "First   copy the run's folder to the machine that has the GPUs and vLLM"
+    last = shlex.split(last_line)
+    assert last[:2] == ["Next", "bash"]
+    assert Path(last[2]).name == "serve.sh"
+    assert Path(last[2]).is_file()
     document = json.loads(invoke(str(folders["small"]), "--json").stdout)
     assert document == load(folders["small"], "plan/plan.json")
+    page = (folders["small"] / "plan" / "plan.md").read_text(encoding="utf-8")
+    assert "sieve calibrate results/*.json --run . --into calibration.json" in page
 
 
 @pytest.mark.parametrize(
@@ -254,6 +262,7 @@ def test_where_nothing_is_ranked_it_says_why(
     assert not result.data["ranking"]
     done = invoke(str(folder), "--json")
     assert done.exit_code == code
+    assert invoke(str(folder)).stdout.splitlines()[-1] == f"Next    sieve explain {folder}"
     document = json.loads(done.stdout)
     assert words in document["notes"][0]
     assert document["runs"] == []
@@ -290,6 +299,12 @@ def test_a_named_checkpoint_stands_in_for_what_no_flag_makes(
     plan = make_plan(folder)
     first = plan.data["candidates"][0]["candidate_id"]
     assert "CHECKPOINT" in plan.data["placeholders"]
+    assert [run["serve_needs"] for run in plan.data["runs"]] == [["CHECKPOINT"]] * len(
+        plan.data["runs"]
+    )
+    *_, before, last = invoke(str(folder)).stdout.splitlines()
+    assert before == "First   fill in CHECKPOINT; the next line starts with it"
+    assert last.startswith("Next    CHECKPOINT=FILL_IN bash ")
     named = make_plan(folder, model="me/my-int4")
     assert "CHECKPOINT" not in named.data["placeholders"]
     assert "vllm serve me/my-int4" in named.files[f"plan/{first}/serve.sh"]

@@ -73,6 +73,24 @@ def test_filters_hide_rows_and_points_alike(small_run: Any, tmp_path: Path) -> N
     assert (rows, strangers, points, total) == (tied, 0, tied, len(small_run.data["ranking"]))
 
 
+@pytest.mark.parametrize("key", ["funnel-stages", "memory-ledgers", "intervals"])
+def test_a_figure_is_saved_as_both_kinds(small_run: Any, tmp_path: Path, key: str) -> None:
+    script = f"""
+      var files = [], chart = document.getElementById('{key}');
+      HTMLAnchorElement.prototype.click = function () {{
+        var name = this.download;
+        fetch(this.href).then(r => r.blob()).then(b => b.slice(0, 4).text().then(head => {{
+          files.push([name, b.type, head]);
+          if (files.length == 2) done(files);
+        }}));
+      }};
+      chart.closest('figure').querySelectorAll('.save button').forEach(b => b.click());"""
+    found = driven(small_run.report(), script, tmp_path)
+    assert sorted(found) == [
+        [f"{key}.png", "image/png", "\ufffdPNG"], [f"{key}.svg", "image/svg+xml", "<svg"],
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("width", [390, 1280])
 def test_nothing_is_wider_than_the_screen(small_run: Any, tmp_path: Path, width: int) -> None:
     script = "done([document.documentElement.scrollWidth, window.innerWidth]);"

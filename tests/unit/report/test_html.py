@@ -12,6 +12,7 @@ import polars as pl
 import pytest
 
 from sieve.frames import METRICS, bound_column
+from sieve.report.format import limit_text, plain
 from sieve.report.html import render_report
 from sieve.report.view import MAX_POINTS, MAX_ROWS
 
@@ -323,6 +324,19 @@ def test_a_run_that_replayed_everything_stays_below_six_megabytes():
 def test_every_chart_has_a_title_and_a_description():
     page = render_report(*run())
     charts = page.count('class="chart"')
-    assert charts == 6
+    assert charts == 8
     assert page.count("<desc ") == charts
     assert page.count("<caption>") == page.count("<table")
+
+
+def test_a_queue_that_does_not_grow_without_bound_still_says_how_long_requests_wait():
+    result, candidates, simulations = run()
+    result["spec"]["traffic"] = {"rate_per_s": 12.0}
+    page = text_of(render_report(result, candidates, simulations))
+    middle = simulations.filter(level=LEVELS[-1])["ttft_p50_s"][0]
+    assert f"no unbounded growth seen in this trace; half wait {limit_text(middle, 's')}" in page
+    assert f"of {plain(12.0 * LEVELS[-1])} arriving" in page
+    growing = simulations.with_columns(queue_growth=0.25)
+    page = text_of(render_report(result, candidates, growing))
+    assert "grows without bound, by 0.25 s of wait a second" in page
+    assert "no unbounded growth" not in page

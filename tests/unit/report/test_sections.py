@@ -41,9 +41,10 @@ def test_figures_are_files_of_their_own(run_copy: Path, tmp_path: Path) -> None:
     )
     assert done.exit_code == 0, done.output
     paths = [Path(p) for p in json.loads(done.stdout)["figures"]]
-    assert {"intervals.svg", "pareto-num-gpus.svg", "time-mean-running.svg"} <= {
-        p.name for p in paths
-    }
+    assert {
+        "intervals.svg", "pareto-num-gpus.svg", "time-mean-running.svg", "funnel-stages.svg",
+        "memory-ledgers.svg",
+    } <= {p.name for p in paths}  # fmt: skip
     for path in paths:
         root = ET.fromstring(path.read_text(encoding="utf-8"))
         assert root.tag == "{http://www.w3.org/2000/svg}svg"
