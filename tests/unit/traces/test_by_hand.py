@@ -296,3 +296,10 @@ def test_entries_of_a_list_are_counted_from_one(tmp_path):
     spec = TrafficSpec(trace="s.json", format="sharegpt", **BURST)
     with pytest.raises(TraceError, match="entry 2: expected a JSON object, found '5'"):
         load_traffic(spec, seed=0, base_dir=tmp_path)
+
+
+def test_failed_requests_of_dialogues_are_counted(tmp_path):
+    records = [{"prompt_tokens": 5, "completion_tokens": n} for n in (3, 0, 4, 2)]
+    got = load(tmp_path, "s.jsonl", records, format="sharegpt", **BURST)
+    assert sorted(got.output_tokens.tolist()) == [2, 3, 4]
+    assert "1 failed requests (0 output tokens) left out" in got.notes

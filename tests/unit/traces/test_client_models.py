@@ -281,6 +281,16 @@ def test_requests_of_all_instances_and_answers_add_up(tmp_path):
     assert ((got.input_tokens >= 1) & (got.input_tokens <= 8)).all()
 
 
+def test_lengths_of_a_bucket_are_all_those_between_its_edges(tmp_path):
+    result = [
+        series(f"request_{kind}_tokens", le, (0, n))
+        for kind in ("prompt", "generation")
+        for le, n in (("3", 0), ("7", 400), ("+Inf", 400))
+    ]
+    got = prometheus(tmp_path, answer(*result))
+    assert sorted(set(got.input_tokens.tolist())) == [4, 5, 6, 7]
+
+
 def test_gauges_and_the_cache_are_told(tmp_path):
     extra = [
         {"metric": {"__name__": "vllm:num_requests_running"}, "values": [[100, "3"], [160, "4"]]},

@@ -140,6 +140,21 @@ def test_weka_sessions_in_every_dress(tmp_path, form):
     assert len(np.unique(got.session)) == n
 
 
+def test_blocks_of_sessions_stay_apart_whatever_their_numbers(tmp_path):
+    turns = [
+        {"t": 0.0, "in": 128, "out": 1, "hash_ids": [500, 501]},
+        {"t": 9.0, "in": 192, "out": 1, "hash_ids": [500, 501, 507], "think_time": 1.0},
+    ]
+    sessions = [WEKA | {"id": f"s{i}", "requests": turns} for i in range(5)]
+    keys = {"arrival": {"constant_per_s": 0.01}}
+    prefix = load(tmp_path, "w.json", lines(*sessions), **keys).prefix
+    chains = [tuple(prefix.ids[a:b]) for a, b in zip(prefix.start, prefix.start[1:], strict=False)]
+    long = {chain for chain in chains if len(chain) == 3}
+    assert len(long) == 5
+    assert {chain for chain in chains if len(chain) == 2} == {chain[:2] for chain in long}
+    assert len(set().union(*long)) == 15
+
+
 def test_weka_needs_session_starts(tmp_path):
     assert "traffic.arrival: {poisson_per_s" in fault(tmp_path, "w.json", json.dumps(WEKA))
     bad = json.dumps(WEKA | {"requests": [{"t": 0, "in": 5, "out": "x"}]})
@@ -289,6 +304,7 @@ def test_percentiles_are_met(tmp_path, form):
         ({"input_tokens": {"p50": 10, "p90": 5}}, "fall with rising percentile"),
         ({"input_tokens": {"p50": 10}}, "two or more"),
         ({"input_tokens": {"p50": -1, "p90": 5}}, "p50 is -1"),
+        ({"input_tokens": {"p50": 5, "p90": 8, "max": 7}}, "max 7 is below the highest percentile"),
         ({"p50": 5}, "'p50' is not known"),
     ],
 )

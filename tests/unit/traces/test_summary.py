@@ -64,6 +64,7 @@ def test_moments_by_formula():
     assert dispersion(np.array([0.5, 0.6, 0.7, 1.5]), 0.0, 2.0) == 0.5  # 3 and 1: 1 / 2
     assert length_stats(np.arange(1, 102)) == LengthStats(51.0, 51.0, 96.0, 100.0, 1, 101)
     assert log_correlation(requests([0, 1], [5, 5], [1, 2])) == 0.0
+    assert log_correlation(requests([0, 1], [1, 2], [5, 5])) == 0.0
 
 
 def test_json_round_trip():
