@@ -107,6 +107,7 @@ GROUPS: Final = (
         ("sieve/traces",),
         (
             *_units("traces", "test_trace_command.py", "export/test_traffic_file.py"),
+            "tests/accuracy/test_shipped_facts.py",
             # They replay what was read: half a minute for what the others ask already.
             f"--deselect={UNIT}/test_trace_command.py::test_run_takes_every_kind_of_reader",
             f"--deselect={UNIT}/export/test_traffic_file.py"
