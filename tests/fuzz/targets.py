@@ -52,9 +52,9 @@ def _plain(data: bytes, path: Path) -> bytes:
 
 
 def _spec(path: Path) -> None:
-    from sieve.spec import load_spec
+    from sieve.spec import load_specs
 
-    load_spec(path)
+    load_specs(path)
 
 
 def _grid(path: Path) -> None:
