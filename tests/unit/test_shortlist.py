@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from math import exp
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 
@@ -13,7 +15,9 @@ from sieve.api import prepare
 from sieve.context import RunContext
 from sieve.parallel import make_executor
 from sieve.pipeline import Outcome, run_stages
+from sieve.ranking.intervals import log_error
 from sieve.spec import load_spec
+from stages import s4_shortlist
 
 Make = Callable[..., dict[str, Any]]
 
@@ -170,3 +174,24 @@ def test_the_saturation_advisor_may_size_the_batch(make_spec):
     assert not both.is_empty()
     assert (both["batch_slim"] <= both["batch"]).all()
     assert set(advised["batch_limit"].drop_nulls()) <= {"pages", "tpot", "max_num_seqs", "slim"}
+
+
+def test_the_optimistic_end_is_the_lower_one_of_the_weaker_evidence(many: dict[str, Any]) -> None:
+    context, outcome = outcome_of(many, stop_after=3)
+    confidence = context.spec.run.rank.confidence
+    for sign, evidence, end in ((1, "extrapolated", "low"), (-1, "interpolated", "high")):
+        ends = s4_shortlist._estimates(outcome.ranked, context, sign=sign).ends
+        for found, metric in ((ends.step, "tpot"), (ends.prompt, "ttft")):
+            assert found == exp(sign * log_error(metric, evidence, confidence, end))
+    assert log_error("tpot", "extrapolated", confidence, "low") != log_error(
+        "tpot", "extrapolated", confidence, "high"
+    )
+
+
+def test_of_equal_candidates_the_one_with_more_capacity_goes_first(many: dict[str, Any]) -> None:
+    context, outcome = outcome_of(many, stop_after=3)
+    scored = s4_shortlist.score(outcome.ranked, context)
+    capacity = scored.hopeful["bound_output_tokens_per_s"].to_numpy()
+    assert len(np.unique(capacity)) > 1
+    # Smaller margins go first.
+    assert (np.argsort(scored.margins[-1], kind="stable") == np.argsort(-capacity)).all()

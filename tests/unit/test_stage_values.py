@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+import sieve
 from sieve.arrays import Requests
 from sieve.catalog.models import load_model
 from sieve.spec import TrafficSpec
@@ -68,3 +69,11 @@ def test_tokens_of_kinds_of_layers_are_those_of_mean_requests() -> None:
     assert found.tolist() == [714, 800]
     plain = SimpleNamespace(is_reference=True, model=model)
     assert _tokens(blocks, held, mean, candidates, plain).tolist() == [1600, 1440]
+
+
+def test_a_replay_in_detail_has_the_values_of_the_run(small_run: Any, make_spec: Any) -> None:
+    row = small_run.simulations.filter(pl.col("level") == 1.0).row(0, named=True)
+    found = sieve.replay(make_spec(), row["candidate_id"]).data["metrics"]
+    for name in ("peak_kv_usage", "mean_batch", "peak_batch", "num_steps", "makespan_s"):
+        assert found[name] == row[name], name
+    assert 0 < row["peak_kv_usage"] < 1

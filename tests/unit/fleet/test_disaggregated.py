@@ -56,6 +56,16 @@ def test_one_request_by_hand(tables: Any) -> None:
     assert run(alone, table, 1, 1, Link(1e6, 0.5)).finish_s.tolist() == [3.0]
 
 
+def test_time_of_decoding_is_told_by_its_part(tables: Any) -> None:
+    """Ten tokens and one more are read for the second, twelve for the third: 0.01 s each."""
+    requests = Requests(np.array([0.0]), np.array([10]), np.array([3]))
+    whole = run(requests, tables.affine(base=1.0, per_context=0.01), 1, 1, Link(1e9))
+    plain = run(requests, tables.affine(base=1.0), 1, 1, Link(1e9))
+    more = whole.component_s - plain.component_s
+    assert more.tolist() == pytest.approx([0.0, 0.0, 0.23, 0.0, 0.0])
+    assert whole.finish_s[0] - plain.finish_s[0] == pytest.approx(0.23)
+
+
 def test_transfers_queue_on_their_link() -> None:
     ready = np.array([3.0, 0.0, 1.0, 10.0])
     assert sent(ready, np.array([1.0, 2.0, 2.0, 1.0])).tolist() == [5.0, 2.0, 4.0, 11.0]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from sieve.arrays import Requests
-from sieve.sim.metrics import per_request
+from sieve.sim._kernels.clock import GAP_FIRST_S, GAP_RATIO
+from sieve.sim.metrics import gap_statistic, per_request
 from sieve.sim.replay import ReplaySettings, simulate
 
 
@@ -35,3 +36,15 @@ def test_time_outside_the_engine_is_waited_before_the_first_token(tables) -> Non
     assert found["ttft"].tolist() == [1.25, 1.5]
     assert found["e2e"].tolist() == [2.25, 3.5]
     assert found["tpot"].tolist() == [1.0, 1.0]
+
+
+def test_a_percentile_of_gaps_is_that_of_the_sorted_gaps() -> None:
+    gaps = np.zeros(50, np.int64)
+    gaps[[10, 20, 30]] = 3, 4, 1
+    middle = {k: GAP_FIRST_S * GAP_RATIO ** (k + 0.5) for k in (10, 20, 30)}
+    ranked = [10] * 3 + [20] * 4 + [30]
+    for p in (0, 10, 40, 50, 85, 99, 100):
+        assert gap_statistic(gaps, f"p{p}") == middle[ranked[int(p / 100 * 7)]]
+    mean = sum(middle[k] for k in ranked) / 8
+    assert abs(gap_statistic(gaps, "mean") - mean) < 1e-12
+    assert np.isnan(gap_statistic(np.zeros(5, np.int64), "p50"))
