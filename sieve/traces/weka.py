@@ -134,9 +134,8 @@ def _requests(file: TraceFile, frame: pl.DataFrame, rows: Any, block_tokens: int
     session = numbers["session"].to_numpy().astype(np.int64)
     if blocks is not None:  # the same number in another session is another block
         owner = np.repeat(session, np.diff(blocks.start))
-        low = int(blocks.ids.min(initial=0))
-        width = int(blocks.ids.max(initial=0)) - low + 1
-        blocks = replace(blocks, ids=owner * width + blocks.ids - low)
+        width = int(blocks.ids.max(initial=0)) - int(blocks.ids.min(initial=0)) + 1
+        blocks = replace(blocks, ids=owner * width + blocks.ids)
     requests = to_requests(
         Records(
             file=file,

@@ -291,6 +291,16 @@ def test_lengths_of_a_bucket_are_all_those_between_its_edges(tmp_path):
     assert sorted(set(got.input_tokens.tolist())) == [4, 5, 6, 7]
 
 
+def test_one_moment_has_no_rate(tmp_path):
+    result = [
+        series(f"request_{kind}_tokens", le, (4,), times=(100,))
+        for kind in ("prompt", "generation")
+        for le in ("8", "+Inf")
+    ]
+    with pytest.raises(TraceError, match="has one moment; a range and a step are needed"):
+        prometheus(tmp_path, answer(*result))
+
+
 def test_gauges_and_the_cache_are_told(tmp_path):
     extra = [
         {"metric": {"__name__": "vllm:num_requests_running"}, "values": [[100, "3"], [160, "4"]]},

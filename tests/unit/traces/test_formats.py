@@ -140,10 +140,12 @@ def test_weka_sessions_in_every_dress(tmp_path, form):
     assert len(np.unique(got.session)) == n
 
 
-def test_blocks_of_sessions_stay_apart_whatever_their_numbers(tmp_path):
+@pytest.mark.parametrize("first", [500, 0, -501])
+def test_blocks_of_sessions_stay_apart_whatever_their_numbers(tmp_path, first):
+    ids = [first, first + 1, first + 7]
     turns = [
-        {"t": 0.0, "in": 128, "out": 1, "hash_ids": [500, 501]},
-        {"t": 9.0, "in": 192, "out": 1, "hash_ids": [500, 501, 507], "think_time": 1.0},
+        {"t": 0.0, "in": 128, "out": 1, "hash_ids": ids[:2]},
+        {"t": 9.0, "in": 192, "out": 1, "hash_ids": ids, "think_time": 1.0},
     ]
     sessions = [WEKA | {"id": f"s{i}", "requests": turns} for i in range(5)]
     keys = {"arrival": {"constant_per_s": 0.01}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import polars as pl
@@ -12,7 +13,7 @@ from sieve.arrays import Requests
 from sieve.errors import TraceError
 from sieve.traces.export import frame_of
 from sieve.traces.faults import SHOWN, Faults
-from sieve.traces.jsonl import _refused, check_counts
+from sieve.traces.jsonl import _refused, _repaired, check_counts
 
 SCHEMA = {"a": pl.Int64()}
 
@@ -24,6 +25,16 @@ def test_lines_that_the_parser_refuses_are_found(count: int) -> None:
         for i in bad:
             lines[i] = b'{"a": '
         assert list(_refused(lines, SCHEMA, ["a"])) == sorted(set(bad))
+
+
+def test_a_refused_line_is_named_by_its_place_in_the_file() -> None:
+    file = SimpleNamespace(label="x", faults=Faults("count"), first_row=1)
+    lines = [b'{"a": 4}', b'{"a": ', b'{"a": 6}']
+    frame, places = _repaired(lines, SCHEMA, ["a"], file, 11)
+    assert frame["a"].to_list() == [4, 6]
+    assert places.tolist() == [0, 2]
+    assert file.faults.report()["kinds"]["no JSON"]["lines"] == [12]
+    assert "x, line 12: no JSON" in file.faults.report()["kinds"]["no JSON"]["first"]
 
 
 @pytest.mark.parametrize("value", [2**63, -(2**63), 10**30, True, 1.0, "1", None])

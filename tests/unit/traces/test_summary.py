@@ -128,6 +128,8 @@ def test_rate_is_scaled_on_request():
     s = summary_of(two_speeds())
     assert draw(s, 500, 7.0, seed=0).rate_per_s == pytest.approx(7.0)
     assert draw(s, 441, None, seed=0).rate_per_s == pytest.approx(22.0, rel=0.01)
+    # Also where all arrive within a second.
+    assert draw(s, 4, 7.0, seed=0).arrival_s[-1] == pytest.approx(3 / 7.0)
     assert len(draw(s, 1, 7.0, seed=0)) == 1
 
 
