@@ -28,8 +28,15 @@ def lock_step(ranks: int, tokens: int = 4096, graphs: np.ndarray = GRAPHS) -> Lo
     return LockStep(ranks, TOKEN * np.arange(tokens + 1.0), shared, graphs, 2**-9)
 
 
-def with_ranks(tables, ranks: int, **cost):
+def with_ranks(tables, ranks: int, *, curved: bool = False, **cost):
+    """Return a table of data-parallel ranks; curved: attention on a grid of several segments."""
     table = tables.affine(base=BASE, per_decode=2**-11, per_prompt=2**-12, **cost)
+    if curved:
+        batch, context = np.array([1.0, 3.0, 8.0]), np.array([4.0, 20.0, 50.0, 120.0])
+        attention_s = 2**-14 * np.sqrt(batch)[:, None] * context**1.3
+        table = replace(
+            table, decode_batch=batch, decode_context=context, decode_attention_s=attention_s
+        )
     step = lock_step(ranks)
     runs = np.arange(4097)
     runs[: len(step.graph_size)] = step.graph_size
@@ -99,7 +106,7 @@ def test_one_rank_finds_what_one_engine_finds(tables, case, ahead, seed, waits):
         previous = np.where(np.arange(n) % 3 == 2, np.arange(n) - 1, -1)
         requests = replace(requests, previous=previous, delay_s=np.where(previous < 0, 0.0, 2**-5))
     limits = replace(limits, async_scheduling=ahead, prefix_caching=True)
-    table = with_ranks(tables, 1)
+    table = with_ranks(tables, 1, curved=True)
     alone = simulate(requests, replace(table, lock_step=None), limits)
     with patch("sieve.sim.replay.run_ranks", partial(run_ranks, sync_steps=0)):
         ranks = simulate(requests, table, limits)
