@@ -66,6 +66,31 @@ def test_time_of_decoding_is_told_by_its_part(tables: Any) -> None:
     assert whole.finish_s[0] - plain.finish_s[0] == pytest.approx(0.23)
 
 
+@pytest.mark.parametrize("prompt", [2, 10, 30, 60, 200])
+def test_attention_of_decoding_is_read_between_its_grid_points(tables: Any, prompt: int) -> None:
+    """The second token reads the prompt and one more, the third two; straight lines between."""
+    context, cost_s = np.array([4.0, 20.0, 50.0, 120.0]), np.array([0.5, 0.6, 1.5, 1.9])
+    table = replace(
+        tables.affine(base=1.0), decode_batch=np.array([1.0, 2.0]), decode_context=context,
+        decode_attention_s=np.stack([cost_s, 2 * cost_s]),
+    )  # fmt: skip
+    limits = replace(LIMITS, num_gpu_blocks=400, max_num_batched_tokens=256)
+    expected = 0.0
+    for tokens in (prompt + 1, prompt + 2):
+        at = max(tokens, 4)
+        i = min(int(np.searchsorted(context, at, side="right")) - 1, 2)
+        slope = (cost_s[i + 1] - cost_s[i]) / (context[i + 1] - context[i])
+        expected += cost_s[i] + (at - context[i]) * slope
+    requests = Requests(np.array([0.0]), np.array([prompt]), np.array([3]))
+    clock = clock_of(table, limits.max_num_seqs, prompt + 3)
+
+    def first(part: Requests, lane: Any) -> SimResult:
+        return simulate(part, table, limits, 1, lane=lane)
+
+    found = disaggregated(requests, first, 1, DecodePool(1, limits, clock, 0.0), Link(1e9))
+    assert found.finish_s[0] - found.first_token_s[0] == pytest.approx(2 + expected)
+
+
 def test_transfers_queue_on_their_link() -> None:
     ready = np.array([3.0, 0.0, 1.0, 10.0])
     assert sent(ready, np.array([1.0, 2.0, 2.0, 1.0])).tolist() == [5.0, 2.0, 4.0, 11.0]
