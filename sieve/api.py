@@ -179,6 +179,7 @@ def _run_one(context: RunContext, grid: Grid, asked: _Asked, folder: Path | None
     spec, on_block = context.spec, asked.on_block
     target = None if folder is None else RunFolder(folder, resume=asked.resume)
     if target is not None:
+        target.keep_models(())
         others = None if asked.reuse is None else asked.reuse.replays
         ledger = Ledger(target.path / CHECKPOINT / REPLAYS, others)
         progress = target.progress(asked.progress)
@@ -221,13 +222,15 @@ def _run_several(
     prepared: Sequence[tuple[RunContext, Grid]], asked: _Asked, folder: Path | None
 ) -> RunResult:
     """Return the run of several models: each by itself, then all of them ranked together."""
-    labels = model_labels([context.model.name for context, _ in prepared], prepared[0][0].spec)
+    labels = model_labels([context.model for context, _ in prepared], prepared[0][0].spec)
     target = None if folder is None else RunFolder(folder, resume=asked.resume)
     try:
         parts = {}
+        if target is not None:
+            target.keep_models(labels)
         for label, (context, grid) in zip(labels, prepared, strict=True):
             on_stage = noting(target, asked.on_stage, model=context.model.name)
-            below = None if folder is None else folder / MODELS / label
+            below = None if target is None else target.below(f"{MODELS}/{label}")
             own = replace(asked, started=time.perf_counter(), on_stage=on_stage)
             parts[label] = _run_one(context, grid, own, below)
         result = joined(parts)

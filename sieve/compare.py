@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from sieve.errors import ResultError
 from sieve.frames import METRICS
-from sieve.results import read_result
+from sieve.results import read_result, require_one_model
 
 _ENTRY_KEYS: Final = ("candidate_id", "verdict", "rank", "tie_group")
 WINNERS: Final = ("fewest_gpus", "best_per_gpu", "cheapest")
@@ -28,6 +28,7 @@ def compare_runs(first: Path, second: Path) -> dict[str, Any]:
         ResultError: a folder holds no finished run, or a damaged one.
     """
     a, b = (_checked(path) for path in (first, second))
+    _same_kind((first, second), (a, b))
     report: dict[str, Any] = {
         "runs": [_run(path, data) for path, data in ((first, a), (second, b))],
         "same": False,
@@ -62,6 +63,17 @@ def _checked(path: Path) -> dict[str, Any]:
             if missing:
                 raise ResultError(f"{path}/result.json: {key}[{i}]: {missing[0]!r} is missing")
     return data
+
+
+def _same_kind(paths: Sequence[Path], runs: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse a run over several models beside one of one: their candidates have other ids.
+
+    Raises:
+        ResultError: names the run folder of each model.
+    """
+    if len({bool(data.get("models")) for data in runs}) == 2:
+        for path, data in zip(paths, runs, strict=True):
+            require_one_model(path, data)
 
 
 def _run(path: Path, data: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import io
 import json
 import math
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -25,6 +26,7 @@ from typing import IO, Any, Final
 import polars as pl
 
 from sieve.errors import ResultError
+from sieve.spec.models import MAX_MODELS
 from sieve.version import schema_fault
 
 SCHEMA_VERSION: Final = "1.0"
@@ -113,6 +115,25 @@ class RunFolder:
             self._events = (path / "events.jsonl").open(mode, buffering=0)
         except OSError as error:
             raise ResultError(f"{path}: cannot be written: {error.strerror}") from None
+
+    def below(self, name: str) -> Path:
+        """Return the place of a folder below this one.
+
+        Raises:
+            ResultError: it is reached through a link, and may lie elsewhere.
+        """
+        target = self.path / name
+        if target.resolve() != self.path.resolve() / name:
+            raise ResultError(
+                f"{target}: is reached through a link; remove it, or choose another --out"
+            )
+        return target
+
+    def keep_models(self, labels: Sequence[str]) -> None:
+        """Remove the run folders of models that an earlier run had and this one has not."""
+        for folder in _model_folders(self.path):
+            if folder.name not in labels:
+                shutil.rmtree(folder)
 
     def event(self, kind: str, **fields: Any) -> None:
         """Append one event for machines.
@@ -261,14 +282,19 @@ def _remove_earlier(path: Path, *, keep_replays: bool) -> None:
     if not keep_replays:
         (path / CHECKPOINT / REPLAYS).unlink(missing_ok=True)
     (path / CHECKPOINT / SPEC).unlink(missing_ok=True)
-    models = path / MODELS
-    if not keep_replays and models.is_dir() and not models.is_symlink():
-        for folder in models.iterdir():
-            if not folder.is_symlink() and _is_run_folder(folder):
-                shutil.rmtree(folder)
+    for folder in _model_folders(path) if not keep_replays else ():
+        shutil.rmtree(folder)
     plan = path / "plan"
     if plan.is_dir() and not plan.is_symlink():
         shutil.rmtree(plan)
+
+
+def _model_folders(path: Path) -> list[Path]:
+    """Return the run folders of models below a run, those reached through links left out."""
+    models = path / MODELS
+    if not models.is_dir() or models.is_symlink():
+        return []
+    return [p for p in sorted(models.iterdir()) if not p.is_symlink() and _is_run_folder(p)]
 
 
 def _is_run_folder(path: Path) -> bool:
@@ -309,15 +335,18 @@ def read_result(run: Path) -> dict[str, Any]:
         raise ResultError(f"{path}: not a sieve result: it names no schema_version")
     check_schema(path, data["schema_version"], SCHEMA_VERSION, "sieve run SPEC --out FOLDER")
     models = data.get("models", [])
-    if not isinstance(models, list) or not all(map(_is_model, models)):
-        raise ResultError(f"{path}: 'models' is not a list of models with name and folder")
+    if not isinstance(models, list) or len(models) > MAX_MODELS or not all(map(_is_model, models)):
+        raise ResultError(
+            f"{path}: 'models' is not a list of at most {MAX_MODELS} models with name and folder "
+            f"({MODELS}/LABEL); run `sieve run` again"
+        )
     return data
 
 
 def _is_model(entry: Any) -> bool:
-    return isinstance(entry, dict) and all(
-        isinstance(entry.get(key), str) for key in ("name", "folder")
-    )
+    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+        return False
+    return re.fullmatch(rf"{MODELS}/[a-z0-9][a-z0-9.-]*", str(entry.get("folder"))) is not None
 
 
 def require_one_model(run: Path, result: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ from sieve.pipeline import EXIT_CODES
 from sieve.report.answer import answer_sentence
 from sieve.report.html import render_report
 from sieve.report.notebook import notebook_view
-from sieve.results import TRAFFIC, RunFolder, to_json
+from sieve.results import MODELS, TRAFFIC, RunFolder, to_json
 from sieve.traces import stored
 
 
@@ -31,6 +31,7 @@ class RunResult:
         exhaustive: what a replay of every survivor would take on this machine, an estimate:
             `num_candidates`, `num_replays`, `estimated_s`; empty if stage 4 did not run.
         folder: where it was written, None if it was not.
+        parts: of a run over several models the result of each, by its label.
     """
 
     data: dict[str, Any]
@@ -41,6 +42,7 @@ class RunResult:
     exhaustive: dict[str, Any] = field(default_factory=dict)
     timeline: pl.DataFrame = field(default_factory=pl.DataFrame)
     folder: Path | None = None
+    parts: dict[str, RunResult] = field(default_factory=dict)
 
     @property
     def answer(self) -> dict[str, Any]:
@@ -89,6 +91,10 @@ class RunResult:
 
     def write(self, target: RunFolder) -> None:
         """Write every file of the result into a run folder, `result.json` last."""
+        for label, part in self.parts.items():
+            below = target.below(f"{MODELS}/{label}")
+            if part.folder != below:
+                part.save(below)
         target.write_frame("candidates.parquet", self.candidates)
         target.write_frame("simulations.parquet", self.simulations)
         if self.requests is not None:

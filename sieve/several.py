@@ -11,11 +11,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import polars as pl
 
+from sieve.catalog.architecture import ModelArchitecture
 from sieve.context import RunContext
 from sieve.errors import Fault, SpecError
 from sieve.pipeline import Outcome, answer_of, levels_of, ranking_rows
@@ -26,6 +27,7 @@ from sieve.stage import verify
 from stages import s6_rank
 
 MAX_MISSES: Final = 5
+MAX_LABEL: Final = 60
 _NEARNESS: Final = ("pessimistic_end", "middle", "bound")
 _SUMMED: Final = ("num_in", "num_admitted", "num_rejected", "elapsed_s")
 
@@ -39,24 +41,30 @@ class Part:
     result: RunResult
 
 
-def model_labels(names: Sequence[str], spec: ResolvedSpec) -> list[str]:
+def model_labels(models: Sequence[ModelArchitecture], spec: ResolvedSpec) -> list[str]:
     """Return a short label for each model, made of `a-z 0-9 . -`; all differ.
 
     Raises:
-        SpecError: a model is named twice, or two cannot be told apart by their labels.
+        SpecError: a model is named twice, or two cannot be told apart by their names or labels.
     """
+    names = [model.name for model in models]
     short = [_slug(name.rsplit("/", 1)[-1]) for name in names]
     labels = short if len(set(short)) == len(short) else [_slug(name) for name in names]
     faults = []
-    for name, times in Counter(names).items():
-        if times > 1:
-            faults.append(Fault("model", f"{name} is named twice (aliases count); leave one out"))
-    if not faults and not all(labels):
-        text = "a name needs a letter or a digit; rename the model"
-        faults.append(Fault("model", f"found {names[labels.index('')]!r}; {text}"))
-    if not faults and len(set(labels)) < len(labels):
-        text = f"the names {', '.join(names)} differ in signs only; rename one"
+    for name in dict.fromkeys(name for name in names if names.count(name) > 1):
+        same = [replace(model, source="") for model in models if model.name == name]
+        text = f"{name} is named twice (aliases count); leave one out"
+        if any(model != same[0] for model in same):
+            text = f"different models are called {name}; give one another name, or its folder"
         faults.append(Fault("model", text))
+    for label in dict.fromkeys(labels) if not faults else ():
+        of_it = [name for name, own in zip(names, labels, strict=True) if own == label]
+        if not label or len(label) > MAX_LABEL:
+            text = f"needs a letter a-z or a digit, and {MAX_LABEL} of them at most, for its folder"
+            faults.append(Fault("model", f"the name {of_it[0]!r:.60} {text}; rename the model"))
+        elif len(of_it) > 1:
+            text = f"{' and '.join(of_it)} would both be labelled {label!r}; rename one"
+            faults.append(Fault("model", text))
     if faults:
         raise SpecError(spec.source, faults)
     return labels
@@ -84,7 +92,7 @@ def joined(parts: Mapping[str, Part]) -> RunResult:
         "models": [_entry(label, part) for label, part in parts.items()],
         "inputs": _distinct(r.data["inputs"] for r in results),
         "serving": None,
-        "assumptions": _assumptions(results),
+        "assumptions": _assumptions(results, leader),
         "stages": outcome.stages,
         "answer": answer,
         "ranking": ranking_rows(outcome, options, context.slos),
@@ -105,6 +113,8 @@ def joined(parts: Mapping[str, Part]) -> RunResult:
         },
         timeline=_timeline(leader, outcome),
         exhaustive=summed_cost([r.exhaustive for r in results]),
+        requests=results[0].requests,
+        parts={label: part.result for label, part in parts.items()},
     )
 
 
@@ -177,13 +187,18 @@ def _distinct(lists: Iterable[Sequence[Any]]) -> list[Any]:
     return out
 
 
-def _assumptions(results: Sequence[RunResult]) -> list[dict[str, Any]]:
-    """Return what was assumed, once what all models share; the rest names its model."""
+def _assumptions(results: Sequence[RunResult], leader: RunResult | None) -> list[dict[str, Any]]:
+    """Return what was assumed, once what all models share; the rest names its model.
+
+    What is said of the leader is said of that of the joint ranking only.
+    """
     lists = [result.data["assumptions"] for result in results]
     out = [note for note in lists[0] if all(note in notes for notes in lists)]
     for result, notes in zip(results, lists, strict=True):
         model = result.data["model"]["name"]
         for note in notes:
+            if "the leader's" in note["text"] and result is not leader:
+                continue
             if note not in out:
                 own = note["about"] if model in note["about"] else f"{note['about']}, {model}"
                 out.append({**note, "about": own})

@@ -446,12 +446,22 @@ def with_money(
     added = []
     for end in ("", *INTERVAL_ENDS):
         rate = frame[_at_end("output_tokens_per_s", end)].to_numpy()
-        added.append(pl.Series(_at_end("output_tokens_per_s_per_gpu", end), rate / gpus))
+        known = frame[_at_end("output_tokens_per_s", end)].is_not_null()
+        added.append(
+            _where(known, pl.Series(_at_end("output_tokens_per_s_per_gpu", end), rate / gpus))
+        )
         usd = cost_per_mtok(
             usd_per_gpu_hour=price, gpus=gpus, tokens_per_s=rate, gpus_per_node=paid
         )
-        added.append(pl.Series(_at_end("usd_per_mtok", _OPPOSITE.get(end, end)), usd))
+        added.append(
+            _where(known, pl.Series(_at_end("usd_per_mtok", _OPPOSITE.get(end, end)), usd))
+        )
     return frame.drop("num_gpus", "price").with_columns(added)
+
+
+def _where(known: pl.Series, values: pl.Series) -> pl.Series:
+    """Return the values, null where nothing is known."""
+    return pl.select(pl.when(known).then(values).alias(values.name)).to_series()
 
 
 def _at_end(metric: str, end: str) -> str:

@@ -10,6 +10,7 @@ from sieve.catalog.architecture import ModelArchitecture, MoeFacts
 from sieve.catalog.names import listed
 from sieve.errors import CatalogError
 
+MAX_NAME: Final = 200
 _INLINE_REQUIRED: Final = ("params", "width", "layers", "heads")
 _INLINE_OPTIONAL: Final = (
     "name", "kv_layers", "kv_heads", "head_dim", "intermediate_size", "vocab_size",
@@ -27,6 +28,11 @@ def inline_model(facts: Mapping[str, Any]) -> ModelArchitecture:
         CatalogError: unknown or missing keys, or a value outside its range.
     """
     name = str(facts.get("name") or "inline model")
+    if len(name) > MAX_NAME or not name.isprintable():
+        raise CatalogError(
+            f"model {name[:40]!r}: a name has at most {MAX_NAME} characters and no control "
+            "characters; give it another"
+        )
     known = (*_INLINE_REQUIRED, *_INLINE_OPTIONAL)
     unknown = [str(key) for key in facts if key not in known]
     if unknown:

@@ -35,9 +35,9 @@ def explain(
     from sieve.results import folder_of, read_result
 
     life = life_of(run, candidate_id if candidate_id is not None else first_of(run))
+    own = folder_of(run, read_result(run), life["candidate"].get("model"))
     if as_json:
         print_json(life)
     else:
         print_life(life)
-        own = folder_of(run, read_result(run), life["candidate"].get("model"))
         next_command(*(("plan", own) if life["ranking"] else ("report", run)))

@@ -231,10 +231,11 @@ def _nobody(result: Mapping[str, Any]) -> str:
     rows = {r["candidate_id"]: r for r in result.get("ranking") or []}
     row = rows.get(misses[0].get("candidate_id"))
     name = deployment(row) if row else str(misses[0].get("candidate_id"))
-    return (
-        f"{text}; {name} comes nearest and misses most on {near['what'].removesuffix('.')} "
-        f"({near['observed']}, {near['by']})."
-    )
+    what = near["what"].removesuffix(".")
+    if is_reason(str(misses[0].get("misses"))):
+        return f"{text}; {name} comes nearest ({near['observed']}, {near['by']}). {what}."
+    by = f"({near['observed']}, {near['by']})"
+    return f"{text}; {name} comes nearest and misses most on {what} {by}."
 
 
 def _main_reason(result: Mapping[str, Any]) -> str:

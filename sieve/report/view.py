@@ -90,7 +90,7 @@ def build(
         "version": str(result.get("sieve_version") or UNKNOWN),
         "schema_version": str(result.get("schema_version") or UNKNOWN),
         "answer": _answer(result),
-        "leader": None if first is None else _leader(first),
+        "leader": None if first is None else _leader(first, result),
         "checks": [objectives.check(t, lim, flat) for t, lim in objectives.limits(texts)]
         if first
         else [],
@@ -141,8 +141,16 @@ def _answer(result: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _leader(row: Row) -> dict[str, Any]:
+def _leader(row: Row, result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the first of the ranking, and where its own run's folder and plan lie."""
+    model, candidate = row.get("model"), str(row.get("candidate_id"))
+    folders = {m.get("name"): str(m.get("folder")) for m in result.get("models") or []}
+    folder = folders.get(model, ".") if model else "."
+    own = candidate.rpartition(".model-")[0] if model else candidate
     return {
+        "folder": folder,
+        "own_id": own,
+        "plan": f"plan/{own}" if folder == "." else f"{folder}/plan/{own}",
         "id": str(row.get("candidate_id")),
         "words": deployment(row),
         "limits": engine_limits(row),

@@ -132,7 +132,7 @@ def load_spec(
     if len(specs) > 1:
         text = (
             f"names {len(specs)} models; only `sieve run` ranks several. Give one "
-            "(--set model=NAME), or in a jobs file a `sweep` over them"
+            "of them, or in a jobs file a `sweep` over all"
         )
         raise SpecError(specs[0].source, [Fault("model", text)])
     return specs[0]
@@ -332,7 +332,10 @@ def _merged(faults: Sequence[Fault]) -> list[Fault]:
         if fault.message not in messages:
             messages.append(fault.message)
     out = []
-    for path, messages in found.items():
+    for path, every in found.items():
+        if any(other.startswith(f"{path}[") for other in found):
+            continue  # the entries say what is wrong
+        messages = [message for message in every if ", expected " not in message] or every
         heads = {message.partition(", expected ")[0] for message in messages}
         if len(messages) > 1 and len(heads) == 1 and all(", expected " in m for m in messages):
             wanted = " or ".join(m.partition(", expected ")[2] for m in messages)
