@@ -188,3 +188,18 @@ def test_a_constant_rate_keeps_long_windows():
         gaps = rng.gamma(1 / cv**2, cv**2, 20_000)
         assert window_length(np.cumsum(gaps) - gaps[0], 3000.0) == 3000.0
     assert window_length(np.arange(600.0), 300.0) == 300.0
+
+
+def test_windows_count_the_starts_of_sessions_and_no_turn_after():
+    """Four sessions of two turns begin at 0, 10, 20 and 30 s; turns stand where theirs begins."""
+    source = Requests(
+        np.repeat(np.arange(4) * 10.0, 2),
+        np.full(8, 50),
+        np.full(8, 5),
+        previous=np.array([-1, 0, -1, 2, -1, 4, -1, 6]),
+        delay_s=np.tile([0.0, 1.0], 4),
+        source="hand",
+    )
+    s = summary_of(source, window_s=30.0)
+    assert [w.rate_per_s for w in s.windows] == [pytest.approx(4 / 30, rel=1e-4)]
+    assert s.sessions.num_sessions == 4
