@@ -192,7 +192,7 @@ def _run_one(context: RunContext, grid: Grid, asked: _Asked, folder: Path | None
             num_candidates=grid.index.num_candidates,
         )
     try:
-        on_stage = noting(target, asked.on_stage)
+        on_stage = _noting(target, asked.on_stage)
         outcome = run_grid(
             grid, context, stop_after=asked.stop_after, on_stage=on_stage, on_block=on_block
         )
@@ -229,7 +229,7 @@ def _run_several(
         if target is not None:
             target.keep_models(labels)
         for label, (context, grid) in zip(labels, prepared, strict=True):
-            on_stage = noting(target, asked.on_stage, model=context.model.name)
+            on_stage = _noting(target, asked.on_stage, model=context.model.name)
             below = None if target is None else target.below(f"{MODELS}/{label}")
             own = replace(asked, started=time.perf_counter(), on_stage=on_stage)
             parts[label] = _run_one(context, grid, own, below)
@@ -244,7 +244,7 @@ def _run_several(
     return result
 
 
-def noting(
+def _noting(
     target: RunFolder | None,
     then: Callable[[Mapping[str, Any]], None] | None,
     **facts: str,

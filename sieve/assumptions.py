@@ -15,13 +15,24 @@ SHORT_TRACE: Final = 5
 """A trace shorter than this many slow answers says little about steady throughput."""
 
 
-def stated(context: RunContext, outcome: Outcome) -> list[Assumption]:
-    """Return everything that was assumed, in the order of reports."""
+def stated(context: RunContext, outcome: Outcome, *, leads: bool = True) -> list[Assumption]:
+    """Return everything that was assumed, in the order of reports.
+
+    Args:
+        context: of the run.
+        outcome: of its stages.
+        leads: whether the first of the ranking leads; not so where another model's does.
+    """
     learned = []
     if context.calibration is not None:
         texts = calibration_notes(context.calibration, outcome.ranked)
         learned = [Assumption("calibration", text) for text in texts]
-    return [*_kept(outcome), *_assumptions(context), *learned, *_warnings(context, outcome)]
+    return [
+        *_kept(outcome),
+        *_assumptions(context),
+        *learned,
+        *_warnings(context, outcome, leads=leads),
+    ]
 
 
 def _kept(outcome: Outcome) -> list[Assumption]:
@@ -96,13 +107,14 @@ def _replay_notes(context: RunContext) -> list[str]:
     return [] if context.is_reference else notes
 
 
-def _warnings(context: RunContext, outcome: Outcome) -> list[Assumption]:
+def _warnings(context: RunContext, outcome: Outcome, *, leads: bool) -> list[Assumption]:
     """Return what makes the figures of this run weaker than they look."""
     span = context.workload.span_s
     if int(context.requests.output_tokens.max()) == 1:
         text = "every answer has one token, so there is no TPOT and a limit on it never holds"
         return [Assumption("traffic", text)]
-    if not outcome.is_complete or outcome.ranked.is_empty() or context.workload.users is not None:
+    ranked = leads and outcome.is_complete and not outcome.ranked.is_empty()
+    if not ranked or context.workload.users is not None:
         return []
     longest = outcome.ranked["e2e_p99_s"][0]
     if span > 0 and longest is not None and longest > span / SHORT_TRACE:

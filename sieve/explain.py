@@ -25,6 +25,7 @@ from sieve.results import (
     folder_of,
     life_of,
     lives,
+    own_id,
     read_frame,
     read_result,
 )
@@ -70,7 +71,7 @@ def explain(run: Path, candidate_id: str) -> dict[str, Any]:
 def _among_several(run: Path, result: Mapping[str, Any], candidate_id: str) -> dict[str, Any]:
     """Return the life of a candidate of a run over several models; see `explain`."""
     kept = read_frame(run, "candidates.parquet", ("candidate_id",))
-    own, _, label = candidate_id.rpartition(".model-")
+    own, label = own_id(candidate_id)
     names = [m["name"] for m in result["models"] if m["folder"] == f"{MODELS}/{label}"]
     if (kept["candidate_id"] == candidate_id).any() or not names:
         return life_of(run, candidate_id)

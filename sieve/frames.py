@@ -25,6 +25,8 @@ class Column:
     meaning: str
 
 
+UNSTABLE_BELOW: Final = "unstable_at_lower_level"
+"""Status of a level that is not replayed, because the queue grows at level 1.0 already."""
 METRICS: Final = {
     # key in result.json -> (unit, smaller is better)
     "output_tokens_per_s": ("tokens/s", False),

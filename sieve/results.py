@@ -40,6 +40,7 @@ TRAFFIC: Final = "traffic.parquet"
 LOCK: Final = "lock"
 MODELS: Final = "models"
 """Below a run over several models: the run folder of each."""
+_OF_MODEL: Final = ".model-"
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 PROGRESS_EVERY_S: Final = 1.0
 MAX_RESULT_BYTES: Final = 200_000_000
@@ -347,6 +348,17 @@ def _is_model(entry: Any) -> bool:
     if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
         return False
     return re.fullmatch(rf"{MODELS}/[a-z0-9][a-z0-9.-]*", str(entry.get("folder"))) is not None
+
+
+def joint_id(candidate_id: str, label: str) -> str:
+    """Return the id of a model's candidate in a run over several: `ID.model-LABEL`."""
+    return f"{candidate_id}{_OF_MODEL}{label}"
+
+
+def own_id(joint: str) -> tuple[str, str]:
+    """Return a candidate's id in the run of its model and the model's label; see `joint_id`."""
+    own, _, label = joint.rpartition(_OF_MODEL)
+    return own, label
 
 
 def require_one_model(run: Path, result: Mapping[str, Any]) -> None:

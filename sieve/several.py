@@ -11,22 +11,23 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 import polars as pl
 
+from sieve.assumptions import stated
 from sieve.catalog.architecture import ModelArchitecture
 from sieve.context import RunContext
 from sieve.errors import Fault, SpecError
 from sieve.pipeline import Outcome, answer_of, levels_of, ranking_rows
-from sieve.results import MODELS, clean
+from sieve.ranking.answer import MAX_MISSES
+from sieve.results import MODELS, clean, joint_id
 from sieve.run_result import RunResult
 from sieve.spec import ResolvedSpec
 from sieve.stage import verify
 from stages import s6_rank
 
-MAX_MISSES: Final = 5
 MAX_LABEL: Final = 60
 _NEARNESS: Final = ("pessimistic_end", "middle", "bound")
 _SUMMED: Final = ("num_in", "num_admitted", "num_rejected", "elapsed_s")
@@ -81,7 +82,8 @@ def joined(parts: Mapping[str, Part]) -> RunResult:
     explained and calibrated.
     """
     context = next(iter(parts.values())).context
-    outcome = _joint_outcome(parts, context)
+    simulations = _tables(parts, lambda part: part.result.simulations)
+    outcome = _joint_outcome(parts, context, simulations)
     results = [part.result for part in parts.values()]
     options = tuple(dict.fromkeys(name for p in parts.values() for name in p.context.options))
     answer = answer_of(outcome, context)
@@ -92,19 +94,19 @@ def joined(parts: Mapping[str, Part]) -> RunResult:
         "models": [_entry(label, part) for label, part in parts.items()],
         "inputs": _distinct(r.data["inputs"] for r in results),
         "serving": None,
-        "assumptions": _assumptions(results, leader),
+        "assumptions": _assumptions(list(parts.values()), leader),
         "stages": outcome.stages,
         "answer": answer,
         "ranking": ranking_rows(outcome, options, context.slos),
         "nearest_misses": [] if answer["status"] == "answer" else _nearest(parts),
         "levels": levels_of(outcome, context),
-        "advice": [] if leader is None else leader.data["advice"],
+        "advice": [] if leader is None else leader.result.data["advice"],
         "audit": None,
     }
     return RunResult(
         data=clean(data),
         candidates=_tables(parts, lambda part: part.result.candidates),
-        simulations=_tables(parts, lambda part: part.result.simulations),
+        simulations=simulations,
         files={
             _joint_path(name, label): text
             for label, part in parts.items()
@@ -118,7 +120,9 @@ def joined(parts: Mapping[str, Part]) -> RunResult:
     )
 
 
-def _joint_outcome(parts: Mapping[str, Part], context: RunContext) -> Outcome:
+def _joint_outcome(
+    parts: Mapping[str, Part], context: RunContext, simulations: pl.DataFrame
+) -> Outcome:
     complete = all(part.outcome.is_complete for part in parts.values())
     if complete:
         frame = _tables(parts, lambda part: part.outcome.simulated)
@@ -132,7 +136,7 @@ def _joint_outcome(parts: Mapping[str, Part], context: RunContext) -> Outcome:
         stages=[summed_record(same) for same in zip(*records, strict=True)],
         ranked=ranked,
         rejected=_tables(parts, lambda part: part.outcome.rejected),
-        simulations=_tables(parts, lambda part: part.result.simulations),
+        simulations=simulations,
     )
 
 
@@ -154,20 +158,17 @@ def _tables(parts: Mapping[str, Part], table: Callable[[Part], pl.DataFrame]) ->
             continue
         ids = [name for name in ("candidate_id", "replay_of") if name in frame.columns]
         at = frame.columns.index("candidate_id") + 1
-        frame = frame.with_columns((pl.col(name) + _suffix(label)).alias(name) for name in ids)
+        joint = [(pl.col(name) + joint_id("", label)).alias(name) for name in ids]
         model = pl.Series("model", [part.context.model.name], pl.String)
-        frames.append(frame.insert_column(at, model.new_from_index(0, len(frame))))
+        model = model.new_from_index(0, len(frame))
+        frames.append(frame.with_columns(joint).insert_column(at, model))
     return pl.concat(frames, how="diagonal_relaxed") if frames else pl.DataFrame()
-
-
-def _suffix(label: str) -> str:
-    return f".model-{label}"
 
 
 def _joint_path(name: str, label: str) -> str:
     """Return the place of a candidate's file of the plan: `plan/ID/serve.sh`, with the joint id."""
     folder, candidate, *rest = name.split("/")
-    return "/".join([folder, candidate + _suffix(label), *rest])
+    return "/".join([folder, joint_id(candidate, label), *rest])
 
 
 def _entry(label: str, part: Part) -> dict[str, Any]:
@@ -187,37 +188,35 @@ def _distinct(lists: Iterable[Sequence[Any]]) -> list[Any]:
     return out
 
 
-def _assumptions(results: Sequence[RunResult], leader: RunResult | None) -> list[dict[str, Any]]:
-    """Return what was assumed, once what all models share; the rest names its model.
-
-    What is said of the leader is said of that of the joint ranking only.
-    """
-    lists = [result.data["assumptions"] for result in results]
+def _assumptions(parts: Sequence[Part], leader: Part | None) -> list[dict[str, Any]]:
+    """Return what was assumed, once what all models share; the rest names its model."""
+    lists = [
+        [asdict(a) for a in stated(part.context, part.outcome, leads=part is leader)]
+        for part in parts
+    ]
     out = [note for note in lists[0] if all(note in notes for notes in lists)]
-    for result, notes in zip(results, lists, strict=True):
-        model = result.data["model"]["name"]
+    for part, notes in zip(parts, lists, strict=True):
+        model = part.context.model.name
         for note in notes:
-            if "the leader's" in note["text"] and result is not leader:
-                continue
             if note not in out:
                 own = note["about"] if model in note["about"] else f"{note['about']}, {model}"
                 out.append({**note, "about": own})
     return out
 
 
-def _leader(outcome: Outcome, parts: Mapping[str, Part]) -> RunResult | None:
-    """Return the result of the model that the first of the ranking serves."""
+def _leader(outcome: Outcome, parts: Mapping[str, Part]) -> Part | None:
+    """Return the part of the model that the first of the ranking serves."""
     if not outcome.is_complete or outcome.ranked.is_empty():
         return None
     model = outcome.ranked["model"][0]
-    return next(p.result for p in parts.values() if p.context.model.name == model)
+    return next(p for p in parts.values() if p.context.model.name == model)
 
 
-def _timeline(leader: RunResult | None, outcome: Outcome) -> pl.DataFrame:
-    if leader is None or not leader.timeline.columns:
+def _timeline(leader: Part | None, outcome: Outcome) -> pl.DataFrame:
+    if leader is None or not leader.result.timeline.columns:
         return pl.DataFrame()
     first = pl.lit(outcome.ranked["candidate_id"][0]).alias("candidate_id")
-    return leader.timeline.with_columns(first)
+    return leader.result.timeline.with_columns(first)
 
 
 def _nearest(parts: Mapping[str, Part]) -> list[dict[str, Any]]:
@@ -231,7 +230,7 @@ def _nearest(parts: Mapping[str, Part]) -> list[dict[str, Any]]:
 
 
 def _renamed(entry: Mapping[str, Any], label: str) -> dict[str, Any]:
-    return {**entry, "candidate_id": entry["candidate_id"] + _suffix(label)}
+    return {**entry, "candidate_id": joint_id(entry["candidate_id"], label)}
 
 
 def _distance(miss: Mapping[str, Any]) -> tuple[Any, ...]:

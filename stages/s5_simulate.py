@@ -24,7 +24,14 @@ from sieve.calibration.apply import COLUMNS as CORRECTIONS
 from sieve.calibration.apply import Deployment, Local, load_of
 from sieve.context import RunContext
 from sieve.formulas.sizing import cost_per_mtok
-from sieve.frames import INTERVAL_ENDS, METRICS, RESAMPLES, bound_column, resample_column
+from sieve.frames import (
+    INTERVAL_ENDS,
+    METRICS,
+    RESAMPLES,
+    UNSTABLE_BELOW,
+    bound_column,
+    resample_column,
+)
 from sieve.memory.cache import cache_groups, cache_layouts
 from sieve.memory.corrections import release
 from sieve.memory.ledger import has_one_kind
@@ -62,8 +69,6 @@ _OPPOSITE: Final = {
 }
 BASES: Final = ("ttft", "ttft_tail", "tpot", "tpot_tail", "e2e", "e2e_tail")
 """Errors whose basis a calibrated run states, `basis_ttft` ...; null: the uncalibrated default."""
-UNSTABLE_BELOW: Final = "unstable_at_lower_level"
-"""Status of a level that is not replayed, because the queue grows at level 1.0 already."""
 MAX_GROWTH: Final = 0.02
 """Seconds of wait gained per second of trace above which a queue counts as unbounded."""
 

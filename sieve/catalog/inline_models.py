@@ -47,27 +47,27 @@ def inline_model(facts: Mapping[str, Any]) -> ModelArchitecture:
     width, layers, heads = count("width", 0), count("layers", 0), count("heads", 0)
     kv_heads = count("kv_heads", heads)
     kv_layers = count("kv_layers", layers)
-    _check(heads % kv_heads == 0, name, "kv_heads", kv_heads, f"a divisor of heads ({heads})")
-    _check(kv_layers <= layers, name, "kv_layers", kv_layers, f"up to layers ({layers})")
+    _check(name, "kv_heads", kv_heads, f"a divisor of heads ({heads})", ok=heads % kv_heads == 0)
+    _check(name, "kv_layers", kv_layers, f"up to layers ({layers})", ok=kv_layers <= layers)
     if facts.get("head_dim") is None:
-        _check(width % heads == 0, name, "width", width, f"a multiple of heads ({heads})")
+        _check(name, "width", width, f"a multiple of heads ({heads})", ok=width % heads == 0)
         assumed.append(f"head_dim = width / heads = {width // heads}")
     head_dim = count("head_dim", width // heads or 1)
     for key, value in (("kv_heads", kv_heads), ("kv_layers", kv_layers)):
         if facts.get(key) is None:
             assumed.append(f"{key} = {value}, as many as {key.removeprefix('kv_')}")
     projections = count("ffn_projections", 3)
-    _check(projections in {2, 3}, name, "ffn_projections", projections, "2 or 3")
+    _check(name, "ffn_projections", projections, "2 or 3", ok=projections in {2, 3})
     params = _amount(facts, "params", name)
     moe = _inline_moe(facts, count, name)
     active = params
     if facts.get("active_params") is not None:
         active = _amount(facts, "active_params", name)
-        _check(active <= params, name, "active_params", active, f"up to params ({params:.6g})")
+        _check(name, "active_params", active, f"up to params ({params:.6g})", ok=active <= params)
     elif moe is not None:
         idle = moe.num_experts - moe.num_experts_per_tok
         active = params - layers * idle * projections * width * moe.moe_intermediate_size
-        _check(active > 0, name, "params", params, "more than the idle experts alone")
+        _check(name, "params", params, "more than the idle experts alone", ok=active > 0)
         assumed.append("active_params = params without the experts that a token does not visit")
     if facts.get("ffn_projections") is None and facts.get("intermediate_size") is not None:
         assumed.append("ffn_projections = 3 (gated feed-forward block)")
@@ -94,7 +94,7 @@ def inline_model(facts: Mapping[str, Any]) -> ModelArchitecture:
     )
 
 
-def _check(ok: bool, name: str, key: str, value: object, allowed: str) -> None:  # noqa: FBT001
+def _check(name: str, key: str, value: object, allowed: str, *, ok: bool) -> None:
     if not ok:
         raise CatalogError(f"model {name}: {key} is {value!r}; allowed is {allowed}")
 
@@ -108,8 +108,8 @@ def _counter(facts: Mapping[str, Any], name: str) -> Callable[[str, int], int]:
             return default
         number = _number(value)
         allowed = "a whole number from 1 to 1e9"
-        _check(number is not None and 1 <= number <= 1e9, name, key, value, allowed)
-        _check(number is not None and number.is_integer(), name, key, value, allowed)
+        _check(name, key, value, allowed, ok=number is not None and 1 <= number <= 1e9)
+        _check(name, key, value, allowed, ok=number is not None and number.is_integer())
         return int(number or 0)
 
     return count
@@ -129,7 +129,9 @@ def _number(value: object) -> float | None:
 def _amount(facts: Mapping[str, Any], key: str, name: str) -> float:
     value = facts[key]
     number = _number(value)
-    _check(number is not None and 1 <= number < 1e15, name, key, value, "a number from 1 to 1e15")
+    _check(
+        name, key, value, "a number from 1 to 1e15", ok=number is not None and 1 <= number < 1e15
+    )
     return number or 0.0
 
 
@@ -147,7 +149,9 @@ def _inline_moe(
             f"{', '.join(needed)} (the width of one expert)"
         )
     experts, per_token = count("experts", 0), count("experts_per_token", 0)
-    _check(per_token <= experts, name, "experts_per_token", per_token, f"up to experts ({experts})")
+    _check(
+        name, "experts_per_token", per_token, f"up to experts ({experts})", ok=per_token <= experts
+    )
     return MoeFacts(
         num_experts=experts,
         num_experts_per_tok=per_token,

@@ -8,8 +8,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
 import typer
+
+_MOST_BYTES: Final = 20_000_000
+"""Of a result whose candidates are offered."""
 
 
 def complete_spec(incomplete: str) -> list[str]:
@@ -76,9 +80,11 @@ def complete_candidate(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the ranked candidates of the run on the line that begin so."""
     path = Path(str(ctx.params.get("run"))) / "result.json"
     try:
+        if path.stat().st_size > _MOST_BYTES:
+            return []
         ranking = json.loads(path.read_text(encoding="utf-8"))["ranking"]
         names = [str(row["candidate_id"]) for row in ranking]
-    except (OSError, ValueError, LookupError, TypeError):  # no run there: nothing to offer
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):  # no run to offer from
         return []
     return _matching(incomplete, names)
 

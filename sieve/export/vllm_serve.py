@@ -64,7 +64,7 @@ def serve_command(
         args += ["--dtype", _PLAIN[row["weight_dtype"]]]
     elif row["weight_dtype"] == "fp8" and checkpoint_dtype != "fp8":
         args += ["--quantization", "fp8"]
-    args += [_switch(name, bool(row[name])) for name in _SWITCHES]
+    args += [_switch(name, on=bool(row[name])) for name in _SWITCHES]
     if row["long_prefill_token_threshold"]:
         args += [_THRESHOLD, str(row["long_prefill_token_threshold"])]
     args += ["--scheduling-policy", "fcfs"]
@@ -73,7 +73,7 @@ def serve_command(
     return args
 
 
-def _switch(name: str, on: bool) -> str:  # noqa: FBT001 - the switch's own value
+def _switch(name: str, *, on: bool) -> str:
     return ("--" if on else "--no-") + name.replace("_", "-")
 
 
@@ -150,7 +150,7 @@ def _read_switch(flag: str) -> tuple[str, bool] | None:
     """Return option and value of a switch, or None for another flag."""
     for name in _SWITCHES:
         for on in (True, False):
-            if flag == _switch(name, on):
+            if flag == _switch(name, on=on):
                 return name, on
     return None
 

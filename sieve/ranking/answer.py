@@ -21,6 +21,7 @@ COINCIDE: Final = 0.01
 
 _FAMILY: Final = ("gpu", "tp", "pp", "data_parallel_size", "replicas")
 
+MAX_MISSES: Final = 5
 MAX_TIED: Final = 5
 """Most candidates of the leader's tie group that are written down."""
 
@@ -138,7 +139,7 @@ def _benchmark(
 
 
 def nearest_misses(
-    simulated: pl.DataFrame, rejected: pl.DataFrame, limits: list[Limit], count: int = 5
+    simulated: pl.DataFrame, rejected: pl.DataFrame, limits: list[Limit], count: int = MAX_MISSES
 ) -> list[dict[str, Any]]:
     """Return the candidates that came nearest, each with the limit it misses by most.
 

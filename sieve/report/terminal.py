@@ -23,6 +23,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from sieve.frames import UNSTABLE_BELOW
 from sieve.report.answer import (
     answer_sentence,
     audit_rows,
@@ -368,7 +369,7 @@ def _print_rejection(out: Console, row: Mapping[str, Any]) -> None:
 
 
 def _levels(rows: Sequence[Mapping[str, Any]]) -> Table:
-    stops = any(row.get("status") == "unstable_at_lower_level" for row in rows)
+    stops = any(row.get("status") == UNSTABLE_BELOW for row in rows)
     title = "By load" + ("; not replayed where the queue grows at level 1 already" if stops else "")
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for name in (

@@ -29,6 +29,7 @@ from sieve.report.format import (
     short_deployment,
 )
 from sieve.report.sensitivity import sensitivity
+from sieve.results import own_id
 
 MAX_ROWS: Final = 100
 """Most rows of any table; the result file holds all."""
@@ -146,7 +147,7 @@ def _leader(row: Row, result: Mapping[str, Any]) -> dict[str, Any]:
     model, candidate = row.get("model"), str(row.get("candidate_id"))
     folders = {m.get("name"): str(m.get("folder")) for m in result.get("models") or []}
     folder = folders.get(model, ".") if model else "."
-    own = candidate.rpartition(".model-")[0] if model else candidate
+    own = own_id(candidate)[0] if model else candidate
     return {
         "folder": folder,
         "own_id": own,

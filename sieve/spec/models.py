@@ -302,8 +302,7 @@ class AxisSpec(StrictModel):
         if isinstance(value, dict) and isinstance(value.get("range"), list):
             return {**value, "range": tuple(value["range"])}
         if not isinstance(value, dict):
-            # pydantic turns a ValueError, not a TypeError, into a fault with its path.
-            raise ValueError(  # noqa: TRY004
+            raise ValueError(  # noqa: TRY004 - pydantic gives a ValueError its path, no TypeError
                 f"found {value!r}; an axis is a list, or values/range with when"
             )
         return value

@@ -11,6 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from sieve.catalog.accelerators import load_gpu
+from sieve.catalog.architecture import Gpu
 from sieve.catalog.models import inline_model, load_model
 from sieve.cli.fit import check as check_command
 from sieve.cli.fit import fit as fit_command
@@ -30,7 +31,7 @@ def judged(model: str, gpu: str = H100, **options: Any) -> Fit:
     return fit(configure(model, gpu, **options))
 
 
-def broken(model: str, gpu: str = H100, **options: Any) -> dict[str, Any]:
+def broken(model: str, gpu: Gpu | str = H100, **options: Any) -> dict[str, Any]:
     found = check(configure(model, gpu, **options))
     return {rule.rule: rule for rule in found.rules if not rule.ok}
 
@@ -102,7 +103,7 @@ def test_narrow_experts() -> None:  # vllm#54178: width 320
 
 def test_bf16_needs_a_card_that_has_it() -> None:  # bring-llms-to-nim#7
     turing = replace(load_gpu("A10-24GB"), name="turing", compute_capability=7.5)
-    rule = broken("Qwen/Qwen3-8B", turing)["dtype_supported"]  # type: ignore[arg-type]
+    rule = broken("Qwen/Qwen3-8B", turing)["dtype_supported"]
     assert (rule.observed, rule.limit) == (7.5, 8.0)
     assert "fp16" in rule.legal
 

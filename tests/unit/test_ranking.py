@@ -155,7 +155,7 @@ def ranked(objective: Any, *rows: dict[str, Any], slo: Any = None) -> pl.DataFra
     slos, _ = parse_slos(slo or {"ttft_p99": 1})
     run = SimpleNamespace(rank=SimpleNamespace(objective=objective))
     context = SimpleNamespace(slos=slos, spec=SimpleNamespace(run=run, source="spec"))
-    result = s6_rank.run(frame(*rows).drop("verdict", "tie_group"), context)  # type: ignore[arg-type]
+    result = s6_rank.run(frame(*rows).drop("verdict", "tie_group"), context)
     assert len(result.rejected) == 0
     return result.admitted
 

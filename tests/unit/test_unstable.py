@@ -8,8 +8,9 @@ from typer.testing import CliRunner
 
 import sieve
 from sieve.cli.main import app
+from sieve.frames import UNSTABLE_BELOW
 from stages import s5_simulate
-from stages.s5_simulate import MAX_GROWTH, UNSTABLE_BELOW
+from stages.s5_simulate import MAX_GROWTH
 
 LEVELS = [0.05, 1.0, 1.25, 1.5]
 
