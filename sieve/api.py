@@ -27,6 +27,7 @@ from sieve.errors import CatalogError, InvalidInput, SpecError, TableError, Trac
 from sieve.grid import PRECISIONS, Grid, expand, require_prices
 from sieve.inputs import inputs_of, serving_of
 from sieve.memory.corrections import release
+from sieve.model_folders import MODELS
 from sieve.parallel import make_executor
 from sieve.perf.cache import StepTables
 from sieve.perf.capacity import workload_of
@@ -46,7 +47,6 @@ from sieve.pipeline import (
 from sieve.ranking.objective import metrics_of, needs_price
 from sieve.results import (
     CHECKPOINT,
-    MODELS,
     REPLAYS,
     SCHEMA_VERSION,
     SPEC,

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from sieve.errors import ResultError
 from sieve.frames import METRICS
-from sieve.results import read_result, require_one_model
+from sieve.model_folders import require_one_model
+from sieve.results import read_result
 
 _ENTRY_KEYS: Final = ("candidate_id", "verdict", "rank", "tie_group")
 WINNERS: Final = ("fewest_gpus", "best_per_gpu", "cheapest")

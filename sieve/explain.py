@@ -16,19 +16,9 @@ from sieve.errors import ResultError
 from sieve.frames import REJECTION_COLUMNS
 from sieve.grid import Grid, find
 from sieve.inputs import inputs_of
+from sieve.model_folders import MODELS, folder_of, own_id
 from sieve.parallel import LocalExecutor
-from sieve.results import (
-    CHECKPOINT,
-    MODELS,
-    SPEC,
-    find_candidate,
-    folder_of,
-    life_of,
-    lives,
-    own_id,
-    read_frame,
-    read_result,
-)
+from sieve.results import CHECKPOINT, SPEC, find_candidate, life_of, lives, read_frame, read_result
 from sieve.spec import load_spec
 from stages import s1_validity, s2_memory_fit, s3_batch_sizing, s4_shortlist
 

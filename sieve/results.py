@@ -13,7 +13,6 @@ import io
 import json
 import math
 import os
-import re
 import shutil
 import tempfile
 import time
@@ -26,7 +25,7 @@ from typing import IO, Any, Final
 import polars as pl
 
 from sieve.errors import ResultError
-from sieve.spec.models import MAX_MODELS
+from sieve.model_folders import MODELS, check_models
 from sieve.version import schema_fault
 
 SCHEMA_VERSION: Final = "1.0"
@@ -38,9 +37,6 @@ SPEC: Final = "spec.json"
 """What `sieve explain` computes a candidate from that the folder does not hold."""
 TRAFFIC: Final = "traffic.parquet"
 LOCK: Final = "lock"
-MODELS: Final = "models"
-"""Below a run over several models: the run folder of each."""
-_OF_MODEL: Final = ".model-"
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 PROGRESS_EVERY_S: Final = 1.0
 MAX_RESULT_BYTES: Final = 200_000_000
@@ -335,59 +331,8 @@ def read_result(run: Path) -> dict[str, Any]:
     if not isinstance(data, dict) or not isinstance(data.get("schema_version"), str):
         raise ResultError(f"{path}: not a sieve result: it names no schema_version")
     check_schema(path, data["schema_version"], SCHEMA_VERSION, "sieve run SPEC --out FOLDER")
-    models = data.get("models", [])
-    if not isinstance(models, list) or len(models) > MAX_MODELS or not all(map(_is_model, models)):
-        raise ResultError(
-            f"{path}: 'models' is not a list of at most {MAX_MODELS} models with name and folder "
-            f"({MODELS}/LABEL); run `sieve run` again"
-        )
+    check_models(path, data)
     return data
-
-
-def _is_model(entry: Any) -> bool:
-    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
-        return False
-    return re.fullmatch(rf"{MODELS}/[a-z0-9][a-z0-9.-]*", str(entry.get("folder"))) is not None
-
-
-def joint_id(candidate_id: str, label: str) -> str:
-    """Return the id of a model's candidate in a run over several: `ID.model-LABEL`."""
-    return f"{candidate_id}{_OF_MODEL}{label}"
-
-
-def own_id(joint: str) -> tuple[str, str]:
-    """Return a candidate's id in the run of its model and the model's label; see `joint_id`."""
-    own, _, label = joint.rpartition(_OF_MODEL)
-    return own, label
-
-
-def require_one_model(run: Path, result: Mapping[str, Any]) -> None:
-    """Refuse a run over several models where one is wanted.
-
-    Raises:
-        ResultError: names the run folder of each model.
-    """
-    if models := result.get("models"):
-        folders = [str(run / model["folder"]) for model in models]
-        raise ResultError(
-            f"{run}: ranks {len(models)} models together; give the folder of one: "
-            f"{', '.join(folders)}"
-        )
-
-
-def folder_of(run: Path, result: Mapping[str, Any], model: str | None) -> Path:
-    """Return the run folder of a model: the run's own, or the one below a run over several.
-
-    Raises:
-        ResultError: the result names a folder outside the run.
-    """
-    for entry in result.get("models") or []:
-        if entry["name"] == model:
-            folder = run / str(entry["folder"])
-            if not folder.resolve().is_relative_to(run.resolve()):
-                raise ResultError(f"{run}: folder {entry['folder']!r} would leave the run folder")
-            return folder
-    return run
 
 
 def check_schema(path: Path, found: str, known: str, remake: str) -> None:

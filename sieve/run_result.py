@@ -9,11 +9,12 @@ from typing import Any
 import polars as pl
 
 from sieve.arrays import Requests
+from sieve.model_folders import MODELS
 from sieve.pipeline import EXIT_CODES
 from sieve.report.answer import answer_sentence
 from sieve.report.html import render_report
 from sieve.report.notebook import notebook_view
-from sieve.results import MODELS, TRAFFIC, RunFolder, to_json
+from sieve.results import TRAFFIC, RunFolder, to_json
 from sieve.traces import stored
 
 

@@ -20,9 +20,10 @@ from sieve.assumptions import stated
 from sieve.catalog.architecture import ModelArchitecture
 from sieve.context import RunContext
 from sieve.errors import Fault, SpecError
+from sieve.model_folders import MODELS, joint_id
 from sieve.pipeline import Outcome, answer_of, levels_of, ranking_rows
 from sieve.ranking.answer import MAX_MISSES
-from sieve.results import MODELS, clean, joint_id
+from sieve.results import clean
 from sieve.run_result import RunResult
 from sieve.spec import ResolvedSpec
 from sieve.stage import verify

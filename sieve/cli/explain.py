@@ -31,8 +31,9 @@ def explain(
     """
     from sieve.explain import explain as life_of
     from sieve.explain import first_of
+    from sieve.model_folders import folder_of
     from sieve.report.terminal import print_life
-    from sieve.results import folder_of, read_result
+    from sieve.results import read_result
 
     life = life_of(run, candidate_id if candidate_id is not None else first_of(run))
     own = folder_of(run, read_result(run), life["candidate"].get("model"))

@@ -120,7 +120,7 @@ def _print_next(data: Mapping[str, Any], folder: Path, again: Sequence[object] |
     if again is not None:
         next_command("run", *again)
     elif data["ranking"]:
-        from sieve.results import folder_of
+        from sieve.model_folders import folder_of
 
         first = data["ranking"][0]
         next_command("explain", folder, first["candidate_id"])

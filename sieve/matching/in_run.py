@@ -16,7 +16,8 @@ from sieve.calibration.readers import Result
 from sieve.catalog.accelerators import load_gpu
 from sieve.errors import ResultError
 from sieve.matching.stated import ID, Stated, check_model, point_of
-from sieve.results import find_candidate, read_frame, read_result, require_one_model
+from sieve.model_folders import require_one_model
+from sieve.results import find_candidate, read_frame, read_result
 
 LENGTHS: Final = 0.2
 """Relative difference of mean lengths from which a result is of other traffic."""

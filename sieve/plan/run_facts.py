@@ -19,8 +19,9 @@ from sieve.arrays import Requests
 from sieve.errors import ResultError, TraceError
 from sieve.frames import OPTIONS
 from sieve.grid.expand import candidate_id
+from sieve.model_folders import require_one_model
 from sieve.plan.record import Entry, Record
-from sieve.results import TRAFFIC, read_frame, read_result, require_one_model
+from sieve.results import TRAFFIC, read_frame, read_result
 from sieve.spec import SloSet
 from sieve.spec.slo import parse_slos
 from sieve.traces import stored

@@ -12,6 +12,7 @@ import polars as pl
 
 from sieve.arrays import EVIDENCE_CLASSES
 from sieve.frames import METRICS
+from sieve.model_folders import own_id
 from sieve.report import answer, behaviour, charts, leader, objectives
 from sieve.report.format import (
     UNKNOWN,
@@ -29,7 +30,6 @@ from sieve.report.format import (
     short_deployment,
 )
 from sieve.report.sensitivity import sensitivity
-from sieve.results import own_id
 
 MAX_ROWS: Final = 100
 """Most rows of any table; the result file holds all."""
